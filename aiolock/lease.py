@@ -227,7 +227,7 @@ class Lease(HoldState):
         life = check_seconds("seconds", seconds, max(MIN_TTL, GRACE * claim.request.grace * (1 - 1e-9)))
         if not isinstance(claim, Extension):
             raise UnsupportedKind(
-                "extend()", runtime.backend.name, "its session keeps the hold, for as long as that lives"
+                "extend()", runtime.backend.name, "the server keeps no life of a hold that could be changed"
             )
         return claim, life
 

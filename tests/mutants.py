@@ -731,20 +731,6 @@ MUTANTS = (
         "tests/unit/test_lease.py::test_a_request_to_extend_that_is_not_answered_does_not_watch_a_hold_that_was_released",
     ),
     Mutant(
-        "another life counts that too few servers have heard of",
-        "aiolock.backends.quorum.claim",
-        "return majority_until(ends, self.members.needed)",
-        "return max(ends, default=-math.inf)",
-        QUORUM,
-    ),
-    Mutant(
-        "another life is that of the servers that have not answered as well",
-        "aiolock.backends.quorum.claim",
-        "if vote.granted and vote.extended >= number)",
-        "if vote.granted)",
-        QUORUM,
-    ),
-    Mutant(
         "(12) another life is not written into the row of its session",
         "aiolock.backends.rows.session",
         "            self._next_ttl = ttl\n",

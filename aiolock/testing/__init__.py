@@ -1,4 +1,4 @@
-"""Testing code that uses locks: a server in memory, time that is moved by hand, accidents, and interruptions.
+"""Testing code that uses locks: a server in memory, time that is moved by hand, and accidents.
 
 The rest of the library imports nothing from here. With pytest, the fixtures ``aiolock_world`` and ``aiolock_client`` need
 no import; with another framework, make a :class:`World`.
@@ -6,7 +6,6 @@ no import; with another framework, make a :class:`World`.
 
 from __future__ import annotations
 
-from aiolock.testing.interrupt import Report, Way, interrupt_everywhere
 from aiolock.testing.world import Deadlock, World, lose, run
 
-__all__ = ["Deadlock", "Report", "Way", "World", "interrupt_everywhere", "lose", "run"]
+__all__ = ["Deadlock", "World", "lose", "run"]

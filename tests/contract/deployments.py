@@ -270,7 +270,7 @@ class MemoryQuorum(Memory):
     slow = 2.0
     many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "extension", "values"})
+    kinds = frozenset({"read-write", "requests", "names", "values"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -517,7 +517,7 @@ class RedisQuorum(Redis):
     reports = False
     external = False
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "extension", "values"})
+    kinds = frozenset({"read-write", "requests", "names", "values"})
     slow = 2.0
     many = 2_000
 

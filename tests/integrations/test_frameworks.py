@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.faults.staging import PATIENCE
+import aiolock
+from tests.faults.staging import PATIENCE, until
 from tests.integrations.recipes import ARQ, PAGE, Recipe, files
 from tests.processes import reserve_port
 from tests.servers import Redis
@@ -67,6 +70,31 @@ async def test_celery(recipe):
     )
     await shop.sent()
     assert "WorkerLostError" in shop.log()
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
+async def test_celery_in_one_process(recipe, pool):
+    """Threads or greenlets instead of processes: they wait for each other inside the one client."""
+    shop = recipe("tasks.py", sync=True)
+    worker = shop.start("celery", "-A", "tasks", "worker", "-P", pool, "-c", "4", "--loglevel", "INFO")
+    await shop.ready(1, " ready.")
+    shop.send("from tasks import pay, remind\nfor task in (pay, pay, pay): task.delay(1)\nremind.delay()")
+    await until(lambda: shop.events("begin") and shop.events("done"), "the lock is held, and waited for")
+    async with aiolock.connect(shop.url) as client:
+        lock = client.lock("order:1")
+
+        async def waiting() -> bool:
+            return (await lock.inspect()).holders[0].local_waiters == 2
+
+        await until(waiting, "the two others wait")
+        assert len(shop.events("begin")) == 1
+        (shop.folder / "go").touch()
+        await until(lambda: len(shop.events("end")) == 3, "all are charged")
+        charged = [event for event in shop.events("pid") if "done" not in event]
+        assert ["begin" in event for event in charged] == [True, False] * 3
+        os.kill(worker.pid, signal.SIGTERM)
+        await until(lambda: not worker.running, "the worker ends")
+        assert not await lock.locked()
 
 
 async def test_celery_with_two_beats(recipe):

@@ -46,7 +46,7 @@ ORDER = [
     {"mysql", "portal", "postgresql"},
     {"starlette", "aiohttp", "prometheus", "opentelemetry"},
     {"fastapi"},
-    {"testing.interrupt", "testing.world"},
+    {"testing.world"},
     {"testing"},
     {"cli.exit_status", "cli.run.guard", "cli.run.signals", "cli.settings"},
     {"cli.output", "cli.parser", "cli.run.nested"},

@@ -96,15 +96,15 @@ def unreachable(host: Host, error: BaseException, *, tls: bool) -> BackendError:
             f"{host}: its certificate is not accepted ({error.verify_message}): name its authority with tls_ca=, and the "
             "server as its certificate does"
         )
-    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-        return BackendRefused(
-            f"{host}: no TLS could be agreed on ({error.reason or error}): see tls, tls_cert and tls_key"
-        )
-    if isinstance(error, ConnectionResetError | ssl.SSLEOFError | EOFError):
-        hint = (
-            "it may serve no TLS, or require a certificate: tls_cert"
-            if tls
-            else "it may demand TLS: tls=true, or be no etcd"
-        )
-        return BackendUnavailable(f"{host} closed the connection; {hint}")
-    return BackendUnavailable(f"{host} cannot be reached: {error}")
+    if not isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError | EOFError):
+        return BackendUnavailable(f"{host} cannot be reached: {error}")
+    if not tls:
+        return BackendUnavailable(f"{host} closed the connection; it may demand TLS: tls=true, or be no etcd")
+    # A server that demands a certificate says so and closes the connection: whether its alert or the end arrives first is chance.
+    alert = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+    reason = f" ({error.reason or error})" if isinstance(error, ssl.SSLError) and alert else ""
+    kind = BackendRefused if alert else BackendUnavailable
+    return kind(
+        f"{host}: no TLS connection came about{reason}; it may serve no TLS, or demand a certificate of the client: see tls, "
+        "tls_cert and tls_key"
+    )

@@ -31,13 +31,12 @@ from aiolock.core.backend import (
     Renewal,
     Request,
     confirmation_window,
-    expires_at,
 )
-from aiolock.core.capabilities import Downgrade, Extension
+from aiolock.core.capabilities import Downgrade
 from aiolock.core.inbox import WakeReason
 from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.core.tasks import Backoff, end
-from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason, UnsupportedKind
+from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason
 from aiolock.types import READ
 
 __all__ = ["QuorumClaim", "Vote", "VoteState"]
@@ -73,7 +72,7 @@ class Vote(Certainty):
     """The claim at one member."""
 
     __slots__ = (
-        *("asked", "claim", "error", "extended", "extension", "grant", "member"),
+        *("asked", "claim", "error", "grant", "member"),
         *("owner", "queued", "reason", "sent", "state", "task", "until"),
     )
 
@@ -95,8 +94,6 @@ class Vote(Certainty):
         """End of the certain validity, if granted."""
         self.sent = -math.inf
         """Time at which the latest confirmed request was sent."""
-        self.extension = self.extended = 0
-        """The numbers of the latest request for another life, and of the latest that was answered."""
         self.error: Exception | None = None
         self.reason: LossReason = "revoked"
 
@@ -210,34 +207,11 @@ class Vote(Certainty):
         except BackendError as error:
             self.error = error
 
-    async def extend(self, seconds: float, number: int, sent: float) -> None:
-        """Give the hold at the member another life; a failure is recorded in the vote.
-
-        Until the latest request is answered, the earliest end of those asked for counts. The answer to the latest sets the end;
-        the answer to a request that another one has followed prolongs nothing. Cancelling it records no answer: the member
-        may have received the request.
-        """
-        claim = self.claim
-        assert isinstance(claim, Extension)  # noqa: S101 - the caller has tested it
-        self.extension = number
-        if await self.settled() is not VoteState.GRANTED:
-            return
-        self.until = min(self.until, expires_at(sent, seconds))
-        try:
-            grant = await self.member.ask(lambda: claim.extend(seconds, number))
-            if number == self.extension:
-                self.take(grant, sent)
-            self.extended = max(self.extended, number)
-        except LockLost as error:
-            self.lose(error.reason)
-        except BackendError as error:
-            self.error = error
-
 
 # --- claims
 
 
-class QuorumClaim(Downgrade, Extension):
+class QuorumClaim(Downgrade):
     """The votes of all members for one request."""
 
     __slots__ = (
@@ -556,34 +530,6 @@ class QuorumClaim(Downgrade, Extension):
         await self.members.until(confirmed, steps, end)
         if steps and (left := end - self._now) > 0:
             await asyncio.wait(steps, timeout=min(left, SLACK + self._now - sent))
-
-    async def extend(self, seconds: float, number: int) -> Grant:
-        """Extend every vote; return when a majority has answered and the others had as much time again."""
-        # The vote of a member that did not belong to the first majority may be on its way, and be needed for this one.
-        votes = [
-            vote for vote in self.votes if vote.granted or (vote.state is VoteState.NONE and vote.pending)
-        ]
-        if not all(isinstance(vote.claim, Extension) for vote in votes):
-            raise UnsupportedKind("extend()", "quorum", "one of its servers has none")
-        sent = self._now
-
-        def until() -> float:
-            ends = (vote.until for vote in votes if vote.granted and vote.extended >= number)
-            return majority_until(ends, self.members.needed)
-
-        # A promise of an earlier request holds no longer than this.
-        self.promised = min(self.promised, expires_at(sent, seconds))
-        steps = [
-            self.members.tasks.spawn(vote.extend(seconds, number, sent), "aiolock-quorum-extend")
-            for vote in votes
-        ]
-        await self._until(lambda: until() > -math.inf, steps, sent)
-        if (reason := self.lost()) is not None:
-            raise LockLost(self.request.name, reason)
-        if until() == -math.inf:
-            raise self.failure()
-        self.promised = max(self.promised, until())
-        return Grant(self._token, 0, until(), demand=False)
 
     # --- release
 

@@ -209,7 +209,10 @@ def from_driver(error: BaseException, *, tls: bool, local: bool) -> BackendError
         if isinstance(link, PermissionError) and (local or tls):
             return BackendRefused(f"this user may not open its {'socket' if local else 'certificate files'}")
         if isinstance(link, ConnectionError | ssl.SSLEOFError) or "closed by server" in str(link):
-            hint = "" if tls or local else "; if it speaks TLS at this port, use rediss://"
+            hint = "; if it speaks TLS at this port, use rediss://"
+            if tls:
+                hint = "; if it asks its clients for a certificate, check ssl_certfile and ssl_keyfile"
+            hint = "" if local else hint
             return BackendUnavailable(f"it closed the connection before it answered{hint}")
         if isinstance(link, TimeoutError):
             hint = "; if it does not speak TLS at this port, use redis://" if tls else ""

@@ -13,7 +13,9 @@ import pytest
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.backends.etcd import diagnosis
+from aiolock.backends.etcd.errors import unreachable
 from aiolock.backends.etcd.url import parameters
+from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
 from tests.backends.etcd.conftest import Opened, demand_login, opened
 from tests.certificates import Certificates
@@ -186,13 +188,40 @@ async def test_a_server_without_tls_is_an_error(server, tmp_path):
     assert "it may serve no TLS" in str(error)
 
 
+def alert() -> ssl.SSLError:
+    error = ssl.SSLError(1, "tlsv13 alert certificate required")
+    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (alert(), " (TLSV13_ALERT_CERTIFICATE_REQUIRED)"),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), ""),
+        (ConnectionResetError(104, "Connection reset by peer"), ""),
+        (BrokenPipeError(32, "Broken pipe"), ""),
+        (EOFError(), ""),
+    ],
+)
+def test_whichever_end_of_a_tls_connection_comes_first_the_sentence_is_one(error, reason):
+    made = unreachable(Host("h", 2379), error, tls=True)
+    assert str(made) == (
+        f"h:2379: no TLS connection came about{reason}; it may serve no TLS, or demand a certificate of the client: see tls, "
+        "tls_cert and tls_key"
+    )
+    # Without an alert it may pass: a server that starts again ends connections as well.
+    assert isinstance(made, BackendRefused) == bool(reason)
+
+
 async def test_a_certificate_is_demanded_and_names_the_user(tmp_path):
     made, others = Certificates(tmp_path / "made"), Certificates(tmp_path / "others")
     login = f"--cert={made.cert}", f"--key={made.key}"
     with Etcd(certificates=made, extra=["--client-cert-auth", f"--trusted-ca-file={made.ca}"]) as server:
         url = f"{server.url}?tls=true&tls_ca={made.ca}"
         for wrong in ("", f"&tls_cert={others.cert}&tls_key={others.key}"):
-            assert "see tls, tls_cert and tls_key" in str(await refused(url + wrong, 3.0))
+            error = str(await refused(url + wrong, 3.0))
+            assert "demand a certificate of the client: see tls, tls_cert and tls_key" in error
         # The common name of the certificate.
         for words in (
             ("role", "add", "locks"),

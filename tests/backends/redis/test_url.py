@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import ssl
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 import aiolock
 from aiolock.backends.redis import RedisBackend
 from aiolock.backends.redis.connection import Connection
+from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.redis.url import Endpoint
 from aiolock.clock import system_clock
 from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError
@@ -521,3 +523,12 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert loop.time() < give_up
         await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    "error", [ssl.SSLError(1, "alert"), ssl.SSLEOFError(8, "EOF"), ConnectionResetError(), BrokenPipeError()]
+)
+def test_whichever_end_of_a_tls_connection_comes_first_the_certificate_is_named(error):
+    """A server that asks its clients for a certificate sends an alert, and closes: either may arrive first."""
+    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    assert "ssl_certfile and ssl_keyfile" in str(from_driver(error, tls=True, local=False))

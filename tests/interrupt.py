@@ -16,6 +16,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import aiolock
 from aiolock.client import Client
 from aiolock.core.tasks import start
 from aiolock.errors import ConfigError, LockLost, shorten
@@ -41,10 +42,10 @@ SHOWN = 20
 
 _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]) + os.sep,
+    str(Path(aiolock.__file__).parent) + os.sep,
     "<frozen",
 )
-"""Prefixes of the files of other code than the user's: the standard library, site-packages, aiolock."""
+"""Prefixes of the files of other code than the work: the standard library, site-packages, aiolock."""
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 Check = Callable[[], Awaitable[object] | object]
