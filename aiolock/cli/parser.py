@@ -289,8 +289,8 @@ moment before the server may grant the lock to another client. It runs in a proc
 signals that aiolock gets, and it is killed if aiolock is killed. A command of another user cannot be killed:
 put aiolock inside sudo, not sudo inside aiolock.
 
-Its environment has AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL. Runs of NAME inside COMMAND
-work under its hold, one at a time, and the lock is released after the last of them.
+Its environment has AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL. A run of NAME inside COMMAND that
+would wait for this one is refused at once.
 """,
     ),
     "ls": _Command(

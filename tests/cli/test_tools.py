@@ -461,8 +461,8 @@ def test_everything_works_on_the_other_servers(make, offline):
         assert told["findings"]
         let_go(holder)
         assert waiter.end() == (0, "mine\n", "")
-        nested = f"{shlex.join(program())} run -n x echo through"
-        assert offline.run("run", "--ttl", "10", "x", "sh", "-c", nested)[:2] == (0, "through\n")
+        nested = f"{shlex.join(program())} run --ttl 10 x echo inside"
+        assert offline.run("run", "--ttl", "10", "x", "sh", "-c", nested)[0] == 64
         lost = offline.start("run", "--ttl", "10", "x", "sh", "-c", "echo in; sleep 1000")
         assert lost.line() == "in"
         assert offline.run("force-release", "x")[0] == 0
