@@ -232,12 +232,19 @@ class _Attempt:
             return [] if self._returned else [f"it ended with {self._error!r} without being interrupted"]
         if self._way == "loss":
             # Work may catch the loss and return.
-            fine = self._returned or isinstance(self._error, LockLost)
+            fine = self._returned or _lost(self._error)
             return [] if fine else [f"it lost its lease, and ended with {self._error!r}"]
         if self._returned:
             return ["the cancellation was swallowed"]
         expected = TimeoutError if self._way == "timeout" else asyncio.CancelledError
         return [] if type(self._error) is expected else [f"it was cancelled, and ended with {self._error!r}"]
+
+
+def _lost(error: BaseException | None) -> bool:
+    """Return whether work ended by losses alone, which a task group wraps in groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_lost, error.exceptions))
+    return isinstance(error, LockLost)
 
 
 def _innermost(work: Any) -> str:

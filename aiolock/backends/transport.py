@@ -370,25 +370,25 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
     # of others, in a process that was stopped or busy. One pass of the loop makes one read of limited size.
 
     def _on_timer(self) -> None:
-        self._look(late=self._clock() - self._due > LATE)
+        self._probe(late=self._clock() - self._due > LATE)
 
-    def _look(self, *, late: bool) -> None:
+    def _probe(self, *, late: bool) -> None:
         """Judge after a pass in which the loop asked for what has arrived, if that was all."""
         assert self._loop is not None  # noqa: S101 - it is open
         # In the next pass this comes before the reads, and in the one after it behind those of the pass between.
-        self._timer = self._loop.call_soon(self._look_again, self.received, late)
+        self._timer = self._loop.call_soon(self._continue_probe, self.received, late)
 
-    def _look_again(self, before: float, late: bool) -> None:  # noqa: FBT001 - the loop passes no names
+    def _continue_probe(self, before: float, late: bool) -> None:  # noqa: FBT001 - the loop passes no names
         assert self._loop is not None  # noqa: S101 - it is open
-        self._timer = self._loop.call_soon(self._looked, before, late)
+        self._timer = self._loop.call_soon(self._end_probe, before, late)
 
-    def _looked(self, before: float, late: bool) -> None:  # noqa: FBT001 - as above
+    def _end_probe(self, before: float, late: bool) -> None:  # noqa: FBT001 - as above
         assert self._loop is not None  # noqa: S101 - it is open
         if self.received != before and self.full:
-            self._look(late=late)
+            self._probe(late=late)
         elif late:
             # Also the server, or the network, may have waited until there was room for the rest.
-            self._timer = self._loop.call_later(GRACE, partial(self._look, late=False))
+            self._timer = self._loop.call_later(GRACE, partial(self._probe, late=False))
         else:
             self._judge(self._clock())
 

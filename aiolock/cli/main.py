@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = Output(json=options.json, verbose=options.verbose)
     _log(output)
     try:
+        _heed_interrupts()
         return asyncio.run(_run(options, output))
     except Ended as end:
         if end.message:
@@ -70,6 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.say("".join(traceback.format_exception(error)))
         output.trouble(f"this is a defect in aiolock, please report it: {error!r}", INTERNAL, error)
         return INTERNAL
+
+
+def _heed_interrupts() -> None:
+    """Have asyncio turn Ctrl-C into a cancellation from here on; before, it ended the process."""
+    if signal.getsignal(Signals.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(Signals.SIGINT, signal.default_int_handler)
 
 
 async def _run(options: argparse.Namespace, output: Output) -> int:

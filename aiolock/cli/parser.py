@@ -52,9 +52,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 _seconds = _checked(float, lambda value: 0 <= value < math.inf, "a number of seconds, such as 10 or 0.5")
 _positive = _checked(float, lambda value: 0 < value < math.inf, "a number of seconds above 0")
-_measurable = _checked(float, lambda value: 0.01 <= value < math.inf, "a number of seconds from 0.01")
 _status = _checked(_whole, lambda value: value <= 255, "an exit status from 0 to 255")
-_count = _checked(_whole, lambda value: value >= 1, "a whole number from 1")
 _permits = _checked(
     _pair, lambda pair: 1 <= pair[0] <= pair[1], "a number of permits and their limit, such as 1/3"
 )
@@ -257,13 +255,6 @@ def _purge(parser: Parser) -> None:
     parser.add_argument("--idle", type=_positive, required=True, metavar="SECONDS", help=about)
 
 
-def _bench(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--seconds", type=_measurable, default=2.0, metavar="S", help="duration of each measurement (2)")
-    add("--tasks", type=_count, default=10, metavar="N", help="tasks that contend (10)")
-    add("--locks", type=_count, default=1, metavar="N", help="locks for which they contend (1)")
-
-
 def _demo(parser: Parser) -> None:
     parser.add_argument("--worker", metavar="LABEL", help=argparse.SUPPRESS)
 
@@ -289,8 +280,8 @@ moment before the server may grant the lock to another client. It runs in a proc
 signals that aiolock gets, and it is killed if aiolock is killed. A command of another user cannot be killed:
 put aiolock inside sudo, not sudo inside aiolock.
 
-Its environment has AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL. Runs of NAME inside COMMAND
-work under its hold, one at a time, and the lock is released after the last of them.
+Its environment has AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL. A run of NAME inside COMMAND that
+would wait for this one is refused at once.
 """,
     ),
     "ls": _Command(
@@ -337,11 +328,6 @@ Delete the rows of the namespace that were not used for --idle seconds, on MySQL
 Locks that are held or waited for stay, and tokens go on rising. May run at any time, for example once a day. Other
 servers have no such rows.
 """,
-    ),
-    "bench": _Command(
-        _bench,
-        "measure locks on this server",
-        "Measure round trips, a free lock, and clients that contend, in a namespace of its own.",
     ),
     "demo": _Command(
         _demo,

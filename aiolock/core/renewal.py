@@ -212,7 +212,7 @@ class RenewalScheduler:
         # Most validities end before the next check, so a new one is only noted until then. Validities of one ttl fall due in the
         # order in which they were granted or renewed, so a dict for each ttl is a queue from which any of them can leave; so is
         # another for those whose max_hold ends before they fall due. What does not follow such an order is watched one by one,
-        # which costs a look at each of them whenever the clock is read.
+        # so each of them is read whenever the clock is.
         self._new: dict[Validity, None] = {}
         self._calm: dict[tuple[float, bool], dict[Validity, None]] = {}
         self._watched: dict[Validity, None] = {}

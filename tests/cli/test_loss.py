@@ -236,7 +236,7 @@ def test_a_server_with_shorter_terms_shortens_the_time_to_die(left, kill_after):
     supervisor = Supervisor(
         ending, ending, SignalQueue(), Terminal(), None, Output(), kill_after=5.0, policy="term"
     )
-    assert supervisor.kill_after == kill_after
+    assert supervisor._kill_after == kill_after
 
 
 class Obeying:

@@ -133,12 +133,11 @@ def info(
     )
 
 
-def test_a_word_about_a_hold_survives_the_environment():
+def test_an_entry_survives_the_environment():
     who = nested.identity("redis://:secret@host/0", "app", MUTEX, "x y:z")
-    word = nested.Entry(who, 17, "mutex", 1, "/tmp/a b:c/s")
-    held = f"{nested.Entry('0e', 1, 'mutex', 1, '/x')} {word}"
-    assert nested.find(held, who, MUTEX) == word
-    assert nested.find(held, "nobody", MUTEX) is None
+    held = f"{nested.Entry('0e', 1)} {nested.Entry(who, 17)} {nested.Entry(who, 18)}"
+    assert nested.find(held, who) == [17, 18]
+    assert nested.find(held, "nobody") == []
     assert "secret" not in held
 
 
@@ -155,24 +154,30 @@ def test_who_it_is_depends_on_everything_but_the_password():
     assert len(others) == 4
 
 
-@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "-1", "", "x"])
-def test_a_word_that_no_run_wrote_is_none(number):
-    for words in ("0e:{}:mutex:1:/x", "0e:1:mutex:{}:/x", "0e:{}", "0e:1:mutex:1", "{}"):
-        assert nested.find(words.format(number), "0e", MUTEX) is None
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "-1", "", "x", "1:mutex"])
+def test_an_entry_that_no_run_wrote_is_ignored(number):
+    assert nested.find(f"0e:{number} 0e {number}", "0e") == []
 
 
-def test_an_outer_hold_must_be_as_strong():
-    read, write = nested.Entry("0e", 17, "read", 1, "/x"), nested.Entry("0e", 17, "write", 1, "/x")
-    nested.check(write, READ, "x")
-    nested.check(read, READ, "x")
-    with pytest.raises(ConfigError, match="for ever"):
-        nested.check(read, WRITE, "x")
-    two = nested.Entry("0e", 17, "permits", 2, "/x")
-    assert nested.find(str(two), "0e", permits(2, 5)) == two
-    assert nested.find(str(two), "0e", permits(3, 5)) is None
-    # The innermost hold decides: the outer one waits for the run that has it.
-    three = two._replace(permits=3)
-    assert nested.find(f"{three} {two}", "0e", permits(3, 5)) is None
+def test_a_hold_counts_by_its_token_and_its_mode():
+    nested.refuse(info((16, "mutex", 1)), [17], MUTEX)
+    with pytest.raises(ConfigError, match="host:17, token 17"):
+        nested.refuse(info((17, "mutex", 1)), [17], MUTEX)
+    readers = info((16, "read", 1), (17, "read", 1), family=Family.RW)
+    nested.refuse(readers, [17], READ)
+    with pytest.raises(ConfigError, match="use -x for the outer run"):
+        nested.refuse(readers, [17], WRITE)
+    for kind in (READ, WRITE):
+        with pytest.raises(ConfigError, match="without aiolock"):
+            nested.refuse(info((17, "write", 1), family=Family.RW), [17], kind)
+
+
+def test_permits_of_the_runs_around_count_together_and_the_limit_is_that_of_the_server():
+    holders = info((16, "permits", 2), (17, "permits", 1), (18, "permits", 1), family=Family.SEMAPHORE)
+    nested.refuse(holders, [17, 18], permits(3, 5))
+    with pytest.raises(ConfigError, match="fewer permits"):
+        nested.refuse(holders, [17, 18], permits(4, 5))
+    nested.refuse(replace(holders, limit=6), [17, 18], permits(4, 5))
 
 
 # --- what is shown

@@ -146,49 +146,6 @@ def test_verbose_says_how_it_goes(shell):
     assert "ended with status 0" in err
 
 
-# --- nested
-
-
-def test_a_run_inside_a_run_passes_through(shell):
-    inner = f"{AIOLOCK} run -n b -- {AIOLOCK} run -n a -- sh -c 'echo $AIOLOCK_NAME; exit 5'"
-    assert shell.run("run", "a", "sh", "-c", inner) == (5, "a\n", "")
-
-
-def test_passing_through_is_for_the_same_lock_only(shell):
-    script = (
-        f"{AIOLOCK} run -n a --namespace other true && {AIOLOCK} run -n b true && {AIOLOCK} run -n a true"
-    )
-    assert shell.run("run", "a", "sh", "-c", script)[0] == 0
-
-
-def test_word_of_a_hold_that_has_ended_counts_for_nothing(shell):
-    held = shell.run("run", "a", "sh", "-c", "echo $AIOLOCK_HELD")[1].strip()
-    assert held
-    holder = shell.start("run", "a", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
-    assert holder.line() == "in"
-    assert shell.run("run", "-n", "a", "true", environment={"AIOLOCK_HELD": held})[0] == 1
-    assert shell.run("run", "-n", "b", "echo", "b", environment={"AIOLOCK_HELD": "x y:z : :1:2:3"})[:2] == (
-        0,
-        "b\n",
-    )
-    holder.end("\n")
-
-
-def test_a_shared_hold_is_no_exclusive_one(shell):
-    status, _, err = shell.run("run", "-s", "a", "--", *AIOLOCK.split(), "run", "-x", "a", "true")
-    assert status == 64
-    assert "use -x outside as well" in err
-    assert shell.run("run", "-x", "a", "--", *AIOLOCK.split(), "run", "-s", "-n", "a", "echo", "in")[:2] == (
-        0,
-        "in\n",
-    )
-
-
-def test_the_word_in_the_environment_grows_with_every_level(shell):
-    script = f'{AIOLOCK} run b -- sh -c "echo \\$AIOLOCK_HELD"'
-    assert len(shell.run("run", "a", "sh", "-c", script)[1].split()) == 2
-
-
 # --- no server
 
 

@@ -235,3 +235,44 @@ def test_a_signal_ends_the_giving_back(alone):
     program.send(signal.SIGTERM)
     assert program.end()[0] == 143
     assert time.monotonic() - start < 4.5
+
+
+# --- the first moments
+
+
+def caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    found = next((line for line in lines if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(found.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_an_interrupt_while_the_command_is_imported_ends_it_without_a_traceback(shell):
+    """The interpreter handles SIGINT by an exception, which is a traceback of imports until the command handles it."""
+    environment = {**shell.environment, "AIOLOCK_URL": "redis://127.0.0.1:1"}
+    for _ in range(20):
+        words = [sys.executable, "-m", "aiolock_command", "run", "x", "true"]
+        with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE) as process:
+            until(lambda: process.poll() is not None or caught(process.pid, signal.SIGINT), "no interpreter")
+            give_up = time.monotonic() + 2
+            while importing := process.poll() is None and time.monotonic() < give_up:
+                if not caught(process.pid, signal.SIGINT):
+                    break
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        if importing:
+            assert (process.returncode, err) == (-signal.SIGINT, b"")
+            return
+    pytest.fail("the moment was missed in each of many starts")
+
+
+def test_signals_that_are_ignored_at_the_start_stay_ignored(shell):
+    script = f"trap '' INT TERM; {sys.executable} -m aiolock_command run x -- grep SigIgn /proc/self/status"
+    done = subprocess.run(
+        ["sh", "-c", script], env=shell.environment, capture_output=True, text=True, check=True
+    )
+    ignored = int(done.stdout.split()[1], 16)
+    assert all(ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM))

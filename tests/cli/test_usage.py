@@ -57,9 +57,6 @@ WRONG = [
     ["purge"],
     ["purge", "--idle", "0"],
     ["purge", "--idle", "inf"],
-    ["bench", "--tasks", "0"],
-    ["bench", "--seconds", "-1"],
-    ["bench", "--seconds", "1e-9"],
     ["demo", "extra"],
 ]
 """What argparse refuses."""

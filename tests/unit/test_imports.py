@@ -50,7 +50,7 @@ ORDER = [
     {"testing"},
     {"cli.exit_status", "cli.run.guard", "cli.run.signals", "cli.settings"},
     {"cli.output", "cli.parser", "cli.run.nested"},
-    {"cli.admin", "cli.bench", "cli.demo", "cli.doctor", "cli.main", "cli.run.supervisor"},
+    {"cli.admin", "cli.demo", "cli.doctor", "cli.main", "cli.run.supervisor"},
     {"cli.run.command", "cli.watch"},
     {"cli"},
     {"__main__"},

@@ -142,6 +142,28 @@ async def test_a_failed_check_is_found():
         await interrupt_everywhere(work, ways=["cancel"], check=check)
 
 
+async def test_losses_in_a_task_group_are_no_fault_and_other_errors_beside_them_are(world):
+    async with world.connect() as client:
+
+        async def group(error: type[Exception] | None = None) -> None:
+            async def block(number: int) -> None:
+                try:
+                    async with client.lock(f"x{number}"):
+                        await asyncio.sleep(0)
+                except aiolock.LockLost:
+                    if error is not None and number:
+                        raise error from None
+                    raise
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(2):
+                    tasks.create_task(block(number))
+
+        await interrupt_everywhere(group, clients=client, ways=["loss"])
+        with pytest.raises(AssertionError, match="it lost its lease, and ended with ExceptionGroup"):
+            await interrupt_everywhere(lambda: group(KeyError), clients=client, ways=["loss"])
+
+
 async def test_ignoring_a_loss_is_found_and_catching_it_is_not(world):
     async with world.connect() as client:
 

@@ -56,7 +56,8 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     for kind in (".lua", ".sql"):
         assert [name for name in files if name.endswith(kind)], kind
     installed = {name: content for name, content in wheel.items() if ".dist-info/" not in name}
-    assert installed == files | {"pytest_aiolock.py": (ROOT / "pytest_aiolock.py").read_bytes()}
+    beside = ("aiolock_command.py", "pytest_aiolock.py")
+    assert installed == files | {name: (ROOT / name).read_bytes() for name in beside}
 
 
 def test_the_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):

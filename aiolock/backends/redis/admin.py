@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from aiolock.backends.redis.commands import WHOLE
 from aiolock.core.present import decode_present, decode_value, presented
-from aiolock.errors import BackendRefused, BackendUnavailable, shorten
+from aiolock.errors import BackendRefused, shorten
 from aiolock.types import Family, Holder, LockInfo, Mode, Waiting
 from aiolock.validation import escape, unescape
 
 __all__ = ["MOST", "key_pattern", "names", "read", "split"]
 
 MOST = 10_000
-"""Most locks that may match a pattern."""
+"""Most locks that are listed."""
 STEP = 500
 """Keys that one SCAN examines: it delays other commands by about a tenth of a millisecond."""
 
 Call = Callable[..., Awaitable[Any]]
 Lock = tuple[str, Family]
+Inspect = Callable[[str, Family], Coroutine[Any, Any, LockInfo]]
 
 
 def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
@@ -109,35 +110,41 @@ def key_pattern(prefix: str, pattern: str) -> str:
     return f"{prefix}*:{{{literal}*"
 
 
-async def names(calls: Sequence[Call], prefix: str, pattern: str, timeout: float) -> list[Lock]:
-    """List every lock that has a key and whose name matches a glob pattern, sorted.
+async def names(calls: Sequence[Call], prefix: str, pattern: str, inspect: Inspect) -> list[Lock]:
+    """List every lock that is held or waited for and whose name matches a glob pattern, sorted.
 
-    ``calls`` send a command to each server. Raises :class:`BackendRefused` if more than 10,000 match, and
-    :class:`BackendUnavailable` if it takes longer than ``timeout`` seconds. Cancelling it changes nothing.
+    ``calls`` send a command to each server. A lock that became free has a key for another minute, and a busy service thousands of
+    such keys: each page is inspected when it is read, and what is free is forgotten. Raises :class:`BackendRefused` if more than
+    10,000 are left. Each command ends within the command timeout. Cancelling it changes nothing.
     """
-    try:
-        async with asyncio.timeout(timeout):
-            found: set[Lock] = set()
-            for call in calls:
-                await _scan(call, prefix, pattern, found)
-            return sorted(found)
-    except TimeoutError as error:
-        raise BackendUnavailable(
-            f"listing the locks that match {shorten(pattern)} took longer than {timeout:g} s: narrow the pattern"
-        ) from error
+    found: set[Lock] = set()
+    for call in calls:
+        async for page in _pages(call, prefix, pattern):
+            found.update(await _used(page - found, inspect))
+            if len(found) > MOST:
+                text = f"more than {MOST:,} locks that match {shorten(pattern)} are held or waited for: narrow the pattern"
+                raise BackendRefused(text, retryable=False)
+    return sorted(found)
 
 
-async def _scan(call: Call, prefix: str, pattern: str, found: set[Lock]) -> None:
+async def _pages(call: Call, prefix: str, pattern: str) -> AsyncIterator[set[Lock]]:
+    """Yield the locks whose keys one SCAN after the other finds."""
     cursor = b""
     while cursor != b"0":
         # A key of another type belongs to another program.
         scan = "SCAN", cursor or b"0", "MATCH", key_pattern(prefix, pattern), "COUNT", STEP, "TYPE", "hash"
         cursor, keys = await call(*scan)
-        for key in keys:
-            lock = split(_text(key), prefix)
-            if lock is not None and fnmatchcase(lock[0], pattern):
-                found.add(lock)
-        if len(found) > MOST:
-            raise BackendRefused(
-                f"more than {MOST:,} locks match {shorten(pattern)}: narrow the pattern", retryable=False
-            )
+        locks = (split(_text(key), prefix) for key in keys)
+        yield {lock for lock in locks if lock is not None and fnmatchcase(lock[0], pattern)}
+
+
+async def _used(page: Iterable[Lock], inspect: Inspect) -> list[Lock]:
+    """Return the locks of a page that are held or waited for."""
+    locks = list(page)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(inspect(*lock)) for lock in locks]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    infos = [task.result() for task in tasks]
+    return [lock for lock, info in zip(locks, infos, strict=True) if info.locked or info.waiters]

@@ -241,9 +241,8 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         context.wakeups.handed_over(key, await context.commands.limit(key, limit))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Scan the keys: that of a lock which became free is there for another minute."""
-        timeout = self.settings.command_timeout
-        return await admin.names(self._calls(), self._prefix, pattern, timeout)
+        """Scan the keys, and inspect what they belong to."""
+        return await admin.names(self._calls(), self._prefix, pattern, self.inspect)
 
     @abstractmethod
     def _calls(self) -> list[admin.Call]:

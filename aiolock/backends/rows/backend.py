@@ -193,10 +193,13 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Return the locks of this namespace that are held or waited for, without what this client has given up before.
 
-        A lock whose row has an unknown format is among them, if its name stands in its key.
+        A lock whose row has an unknown format is among them, if its name stands in its key. Each page of rows is read within the
+        command timeout; how many there are depends on the locks that were ever used.
         """
         await self._engine.settle(self.context.timeout)
-        return await self._ask(self._names(pattern))
+        listing = self.context.begin(self._names(pattern), "aiolock-ask")
+        await asyncio.wait({listing})
+        return await self.context.answered(listing)
 
     async def diagnose(self) -> list[Finding]:
         """Report what the store finds, and if it is open the rows that cannot be read."""

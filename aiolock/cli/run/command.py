@@ -6,10 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from signal import Signals
 from typing import TypeVar
 
@@ -17,8 +16,6 @@ from aiolock.cli import settings
 from aiolock.cli.exit_status import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by
 from aiolock.cli.output import Output, age, cut, holder_of, kept_after, seconds, time_left
 from aiolock.cli.run import nested
-from aiolock.cli.run.guard import DYING
-from aiolock.cli.run.nested import InnerRuns, OuterHold
 from aiolock.cli.run.signals import JOB, LEAVE, SignalQueue, Terminal, size
 from aiolock.cli.run.supervisor import UNSTOPPABLE, Child, Supervisor, Switch, check_kill_after, guarded
 from aiolock.client import Client
@@ -30,7 +27,7 @@ from aiolock.types import LockInfo
 
 __all__ = ["progress", "run"]
 
-Hold = TypeVar("Hold", Lease, OuterHold | None)
+Hold = TypeVar("Hold", Lease, None)
 
 QUIET = 0.3
 """Seconds of waiting without a progress line."""
@@ -68,9 +65,6 @@ async def run(options: argparse.Namespace, output: Output) -> int:
     lock = settings.lock(client, options)
     _check(options.command[0])
     this = _Run(options, output, lock, kill_after)
-    status = await this.under_outer_hold()
-    if status is not None:
-        return status
     await client.open()
     return await this.under_lock(client, limit)
 
@@ -99,27 +93,6 @@ class _Run:
         )
         self._held = os.environ.get(nested.VARIABLE, "")
 
-    async def under_outer_hold(self) -> int | None:
-        """Run the command under the hold of the run around this one; return the status.
-
-        ``None`` if there is no such run, or it has ended since. Raises :class:`ConfigError` if that hold is too weak or another
-        user's, :class:`LockLost` if it is lost before the command starts, and :class:`Ended` after the timeout, for a signal, or
-        if the command cannot be run. Cancelling it kills the command, and gives the hold back.
-        """
-        name = self._options.name
-        entry = nested.find(self._held, self._identity, self._kind)
-        if entry is None:
-            return None
-        with self._queue.listen(*LEAVE):
-            hold = await self._wait_for(nested.borrow(entry, self._kind, name, self._options.wait))
-            if hold is None:
-                return None
-            try:
-                self._output.event("nested", f"the run around this one holds {shorten(name)}", name=name)
-                return await self._work(hold)
-            finally:
-                await hold.release()
-
     async def under_lock(self, client: Client, limit: float) -> int:
         """Acquire the lock, run the command and close the client, which takes at most ``limit`` seconds.
 
@@ -128,6 +101,7 @@ class _Run:
         held = None
         with self._queue.listen(*LEAVE):
             try:
+                await self._refuse_inside()
                 held = lease = await self._acquire()
                 status = await self._work(lease)
                 known = lease.lost
@@ -148,6 +122,15 @@ class _Run:
         return status
 
     # --- the lock
+
+    async def _refuse_inside(self) -> None:
+        """Raise :class:`ConfigError` if this run would wait for a run around it. Cancelling it changes nothing."""
+        tokens = nested.find(self._held, self._identity)
+        if tokens:
+            await self._wait_for(self._refuse(tokens))
+
+    async def _refuse(self, tokens: Sequence[int]) -> None:
+        nested.refuse(await self._lock.inspect(), tokens, self._kind)
 
     async def _acquire(self) -> Lease:
         start, lock = system_clock(), self._lock
@@ -232,45 +215,24 @@ class _Run:
 
     # --- the command
 
-    async def _work(self, lease: Lease | OuterHold) -> int:
-        """Run the command, and wait for its inner runs; return the status."""
-        if isinstance(lease, Lease) and lease.remaining() < lease.ttl / 2:
+    async def _work(self, lease: Lease) -> int:
+        """Run the command; return the status."""
+        if lease.remaining() < lease.ttl / 2:
             # A pushed grant is short; confirmed, it has the full ttl.
             with contextlib.suppress(BackendError):
                 await lease.renew()
         lease.check()
-        runs = InnerRuns(lease, self._queue)
-        async with runs as address:
-            status, supervisor = await self._supervise(lease, self._environment(lease, address))
-            runs.stop_listening()
-            give_up = math.inf
-            while len(runs) and system_clock() < give_up:
-                for number in self._queue.taken():
-                    supervisor.pass_on(number)
-                await self._queue.wait(0.25)
-                if not lease.held and give_up == math.inf:
-                    runs.outlived, give_up = True, system_clock() + max(DYING, supervisor.kill_after)
-            if runs.outlived:
-                status = LOST
-        if supervisor.ending is not None:
-            raise supervisor.ending
-        return status
-
-    async def _supervise(
-        self, lease: Lease | OuterHold, environment: dict[str, str]
-    ) -> tuple[int, Supervisor]:
         options, output, terminal, switch = self._options, self._output, Terminal(), None
         try:
             if options.on_loss != "warn":
                 event = {"event": "lost", "unstoppable": True, "message": UNSTOPPABLE}
                 complaint = json.dumps(event) if output.json else f"aiolock: {UNSTOPPABLE}"
-                keep = (lease.connection,) if isinstance(lease, OuterHold) else ()
-                switch = await Switch.start(complaint, keep)
+                switch = await Switch.start(complaint)
                 # Also for a command that begins while aiolock stands still.
                 switch.until(system_clock() + guarded(lease.remaining(), lease.ttl))
             with self._queue.listen(*JOB):
                 child = await Child.start(
-                    options.command, environment, foreground=terminal.lend_at_once, switch=switch
+                    options.command, self._environment(lease), foreground=terminal.lend_at_once, switch=switch
                 )
                 supervisor = Supervisor(
                     child,
@@ -291,22 +253,20 @@ class _Run:
         took = system_clock() - start
         text = f"the command ended with status {status} after {seconds(took)}"
         self._event("exited", text, lease, status=status, held=round(took, 3))
-        return status, supervisor
+        if supervisor.ending is not None:
+            raise supervisor.ending
+        return status
 
-    def _event(self, what: str, text: str, lease: Lease | OuterHold, **more: str | float) -> None:
+    def _event(self, what: str, text: str, lease: Lease, **more: str | float) -> None:
         self._output.event(what, text, name=lease.name, token=lease.token, **more)
 
-    def _environment(self, lease: Lease | OuterHold, address: str) -> dict[str, str]:
-        kind, label = self._kind, self._label
-        if isinstance(lease, OuterHold):
-            # The label that the server shows.
-            label = os.environ.get("AIOLOCK_LABEL", label)
-        entry = nested.Entry(self._identity, lease.token, kind.mode.value, kind.permits, address)
+    def _environment(self, lease: Lease) -> dict[str, str]:
+        entry = nested.Entry(self._identity, lease.token)
         return {
             **os.environ,
             "AIOLOCK_NAME": lease.name,
             "AIOLOCK_TOKEN": str(lease.token),
-            "AIOLOCK_LABEL": label,
+            "AIOLOCK_LABEL": self._label,
             nested.VARIABLE: f"{self._held} {entry}".strip(),
         }
 

@@ -16,8 +16,7 @@ from aiolock.cli.exit_status import LOST, Ended, ended_by, of_child, of_exec
 from aiolock.cli.output import Output, seconds
 from aiolock.cli.run import guard
 from aiolock.cli.run.guard import Reach
-from aiolock.cli.run.nested import OuterHold
-from aiolock.cli.run.signals import DEADLY, FORWARDED, LEAVE, SignalQueue, Terminal, blocked, stop
+from aiolock.cli.run.signals import DEADLY, FORWARDED, SignalQueue, Terminal, blocked, stop
 from aiolock.clock import system_clock
 from aiolock.errors import ConfigError, LockLost, LossReason, shorten
 from aiolock.lease import Lease
@@ -202,10 +201,10 @@ class Switch:
         """The guard acts when no process has it open any more."""
 
     @classmethod
-    async def start(cls, complaint: str, keep: Sequence[int] = ()) -> Switch:
+    async def start(cls, complaint: str) -> Switch:
         """Start the guard, which writes ``complaint`` to stderr if it cannot kill the command.
 
-        It has the descriptors ``keep`` open until it ends. Cancelling it leaves no process.
+        Cancelling it leaves no process.
         """
         read, write = os.pipe()
         try:
@@ -217,7 +216,6 @@ class Switch:
                 cwd="/",
                 env={},
                 start_new_session=True,
-                pass_fds=keep,
             )
         except BaseException:
             os.close(write)
@@ -265,7 +263,7 @@ class Supervisor:
     def __init__(
         self,
         child: Child,
-        lease: Lease | OuterHold,
+        lease: Lease,
         queue: SignalQueue,
         terminal: Terminal,
         switch: Switch | None,
@@ -282,7 +280,7 @@ class Supervisor:
         self._output = output
         self._policy = policy
         # A server may grant a shorter ttl than it was asked for.
-        self.kill_after: float = min(kill_after, lease.remaining() / 2)
+        self._kill_after: float = min(kill_after, lease.remaining() / 2)
         self.ending: Ended | None = None
         """The death by a signal to repeat: the command died of a signal of the terminal, or of one that was passed on."""
         self._lent = terminal.lend_at_once
@@ -354,11 +352,11 @@ class Supervisor:
         since_term = None if self._term_at is None else now - self._term_at
         until = now + guarded(remaining, ttl)
         if self._forced:
-            remaining = self.kill_after if since_term is None else math.inf
-            until = now + self.kill_after + GRACE
+            remaining = self._kill_after if since_term is None else math.inf
+            until = now + self._kill_after + GRACE
         if self._switch is not None and not (self._forced and since_term is not None):
             self._switch.until(until)
-        action, pause = decide(remaining, ttl, self.kill_after, since_term, self._policy)
+        action, pause = decide(remaining, ttl, self._kill_after, since_term, self._policy)
         if self._killed:
             return POLL
         if action is Action.KILL:
@@ -367,7 +365,7 @@ class Supervisor:
             if self._child.send(Signals.SIGKILL) is Reach.FOREIGN:
                 self._complain()
         elif action is Action.TERM:
-            self._report(f"stopping the command, which has {seconds(self.kill_after)} left: {self._why()}")
+            self._report(f"stopping the command, which has {seconds(self._kill_after)} left: {self._why()}")
             self._term_at = now
             self._child.send(Signals.SIGTERM)
             if self._stopped:
@@ -397,11 +395,6 @@ class Supervisor:
                 self._switch.complain("")
 
     # --- signals
-
-    def pass_on(self, number: Signals) -> None:
-        """Send a signal to what the command has left behind in its group."""
-        if number in LEAVE:
-            self._child.send(number)
 
     def _on_signal(self, number: Signals) -> None:
         if number is Signals.SIGCHLD:
