@@ -33,6 +33,13 @@ KINDS = {
 
 AT_ONCE = "--repl-diskless-sync-delay", "0"
 """A replica is there at once."""
+USERS = [
+    "user default on nopass ~* &* +@all",
+    least_rights("least", "f*"),
+    least_rights("blind", "f*", without="+info"),
+    least_rights("uncounted", "f*", without="+pubsub|numsub"),
+    least_rights("neither", "f*", without="+info").replace(" +pubsub|numsub", ""),
+]
 
 
 class Balanced(Proxy):
@@ -77,14 +84,7 @@ def linked(client: redis.Redis) -> None:
 @pytest.fixture(scope="module")
 def pair():
     """A primary, and a replica of it."""
-    users = [
-        "user default on nopass ~* &* +@all",
-        least_rights("least", "f*"),
-        least_rights("blind", "f*", without="+info"),
-        least_rights("uncounted", "f*", without="+pubsub|numsub"),
-        least_rights("neither", "f*", without="+info").replace(" +pubsub|numsub", ""),
-    ]
-    with Redis(users=users, extra=AT_ONCE) as primary, Redis(users=users, extra=AT_ONCE) as replica:
+    with Redis(users=USERS, extra=AT_ONCE) as primary, Redis(users=USERS, extra=AT_ONCE) as replica:
         follow(replica, primary)
         yield primary, replica
 
@@ -283,13 +283,18 @@ async def test_a_server_that_has_become_a_replica_is_unavailable_for_now_and_lef
             await connect(f"redis://blind:x@127.0.0.1:{old.port}/0").open()
 
 
-async def test_an_earlier_primary_that_still_pushes_is_not_believed(connect, namespace):
-    """The commands are at the new one already; the subscription is at one that was not told."""
-    with Redis() as old, Redis() as new:
-        async with Balanced(old.port) as name, connect(name.url(), ttl=5) as client:
+@pytest.mark.parametrize("user", ["", "blind:password@"], ids=["info", "no-info"])
+async def test_a_subscription_at_an_earlier_primary_is_given_up_once_the_commands_are_elsewhere(
+    connect, user
+):
+    with Redis(users=USERS) as old, Redis(users=USERS) as new:
+        async with Balanced(old.port) as name, connect(name.url(user), ttl=5) as client:
             backend = client._backend
+            await until(lambda: backend._same.known)
             name.lead(new.port)
+            # The old one goes on, and so does the subscription there.
             backend._connection.leave()
+            assert not backend._same.known
             await until(lambda: backend._subscriber.subscribed and backend._same.known)
             assert (name.at(old), name.at(new)) == (0, 2)
 
