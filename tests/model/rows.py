@@ -623,7 +623,7 @@ class Model:
             slots.append(slot)
         series = client.series if "series" in self.removed else ()
         undurable = client.undurable if "check first" in self.removed else ()
-        if self.standby and "deaths are forgotten" not in self.removed:
+        if self.standby:
             client = client._replace(dead=())
         return client._replace(slots=tuple(slots), series=series, undurable=undurable)
 

@@ -391,6 +391,7 @@ REMOVALS = (
         "heartbeats are proved",
         "(22) with a standby, a heartbeat that a read finds counts only when a later one was answered",
         "EXCLUSION",
+        deep=True,
         ttl=2,
         clock=True,
         kinds="H",
