@@ -205,6 +205,16 @@ WHERE n.nspname = $1 AND c.relname = $2
 -- name: server_settings
 SELECT name, setting FROM pg_settings WHERE name IN ('max_connections')
 
+-- name: oldest_transaction
+-- Of those in this database that have a snapshot or have written: earlier versions of rows cannot be removed before they end. No row
+-- if there is none. A role without pg_read_all_stats sees its own sessions, and prepared transactions.
+SELECT what, extract(epoch FROM clock_timestamp() - begun)::float8 AS age FROM (
+  SELECT 'process ' || pid || coalesce(' (' || nullif(application_name, '') || ')', '') AS what, xact_start AS begun
+  FROM pg_stat_activity
+  WHERE datname = current_database() AND pid <> pg_backend_pid() AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+  UNION ALL SELECT 'prepared transaction ' || gid, prepared FROM pg_prepared_xacts WHERE database = current_database()
+) AS open WHERE begun IS NOT NULL ORDER BY begun LIMIT 1
+
 -- name: encrypted
 -- Without a row where the server was built without TLS.
 SELECT coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
