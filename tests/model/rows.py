@@ -11,7 +11,9 @@ heard at any later time, or never.
   request and its answer; the client resumes at any time or never), ``crash`` (the store loses all writes since the last
   flushed one), ``delete`` (a lock row), ``delete session``, ``force``, ``purge``, ``cancel``, ``clock`` (a forward step of
   the store's clock), ``mute`` (a notification is lost), ``reboot`` (of the machine of a store that only its processes use: they
-  die, unflushed writes are lost, and their programs begin again with what is left of them).
+  die, unflushed writes are lost, and their programs begin again with what is left of them), ``warned`` (a flushed write is made,
+  shown to others and not on the standby, and its answer says so: a crash, after which the standby takes over, undoes it unless a
+  later flushed write was answered).
 * *Promises*: EXCLUSION, what clients believe to hold is compatible (after a deletion or a forced release for one ttl more);
   TOKEN, every grant has a token above all earlier ones of its lock; KEEP, no grant while a lock is kept; LEAK, no entry
   of a living session that its client has forgotten; FALSE LOSS, no client reports a loss while its hold stands under a
@@ -120,6 +122,8 @@ class Slot(NamedTuple):
     """The session row of the kept hold exists."""
     noted: bool = False
     """A notification has arrived."""
+    seen: bool = False
+    """A read alone has shown the grant, in a store with a standby."""
     gone: int | None = None
     """Bookkeeping of the promise: ticks since the hold was deleted or forced."""
 
@@ -208,6 +212,7 @@ FAULTS = (
     "clock",
     "mute",
     "reboot",
+    "warned",
 )
 
 
@@ -251,7 +256,7 @@ class Model:
 
     :param claims: for each client and each lock, the claims that it makes one after the other.
     :param ttl: ticks of the sessions, one for all or for each client.
-    :param kinds: the kinds of messages that ``late`` and ``broken`` may hit.
+    :param kinds: the kinds of messages that ``late``, ``broken`` and ``warned`` may hit.
     :param stops: the clients that may be stopped.
     :param statements: enter by statements that the server evaluates.
     :param clock: takeover by the store's clock.
@@ -284,6 +289,7 @@ class Model:
         self.locks = range(len(claims[0]))
         self.ttl = ttl if isinstance(ttl, tuple) else (ttl,) * self.count
         self.faults = tuple((faults or {}).get(name, 0) for name in FAULTS)
+        self.standby = bool(self.faults[FAULTS.index("warned")])
         self.removed = frozenset(removed)
         self.limit, self.kinds = limit, kinds
         self.stops = range(self.count) if stops is None else stops
@@ -554,7 +560,7 @@ class Model:
             opened = put(world.sessions, name, Session(version, (), False, 0, world.boot))
             return world._replace(sessions=opened, durable=None), (True,), ""
         if kind == "H":
-            name, old, new, ended, _ = payload
+            name, old, new, ended, *_ = payload
             versions = tuple(row[0] if row else 0 for row in world.locks)
             found = find(world.sessions, name)
             if (found is not None and found.version == old and not found.dead) or "heartbeat" in self.removed:
@@ -639,6 +645,8 @@ class Model:
             slots.append(slot)
         series = client.series if "series" in self.removed else ()
         undurable = client.undurable if "check first" in self.removed else ()
+        if self.standby:
+            client = client._replace(dead=())
         return client._replace(slots=tuple(slots), series=series, undurable=undurable)
 
     def broken(self, client: Client, message: Message) -> Client:
@@ -698,8 +706,22 @@ class Model:
         )
         return client, note, violation
 
-    def saw(self, world: World, i: int, client: Client, lock: int, row: Any, tick: int, age: int) -> tuple:
-        """Take in a row that was read after everything known of it; return client, note and violation."""
+    def saw(
+        self,
+        world: World,
+        i: int,
+        client: Client,
+        lock: int,
+        row: Any,
+        tick: int,
+        age: int,
+        *,
+        written: bool = False,
+    ) -> tuple:
+        """Take in a row that was read after everything known of it; return client, note and violation.
+
+        ``written``: a flushed write of the client has made it.
+        """
         slot = client.slots[lock]._replace(cache=row, tick=tick, read=False, noted=False)
         me = self.me(i, client, lock)
         # Under a dead session nothing counts, not even a hold that the row shows.
@@ -709,7 +731,9 @@ class Model:
             if me in holds:
                 since = 0 if "until of the answer" in self.removed else age
                 shown = since if slot.phase != GOT else min(slot.shown, since)
-                slot = slot._replace(phase=GOT, shown=shown)
+                unproven = self.standby and not written and (slot.phase != GOT or slot.seen)
+                seen = unproven and "grants are proved" not in self.removed
+                slot = slot._replace(phase=GOT, shown=shown, seen=seen)
             else:
                 slot = slot._replace(phase=WAIT if me in queue else NEW)
         if slot.phase in (HELD, KEEP) and me not in holds:
@@ -798,7 +822,10 @@ class Model:
                 client, note, violation = self._wrote(world, i, client, lock, payload, result[1], age)
         elif kind == "E":
             newest = lock
-            client, note, violation = self.saw(world, i, client, lock, result[0], result[1], age)
+            written = bool(result[0]) and result[0].version == payload[1]
+            client, note, violation = self.saw(
+                world, i, client, lock, result[0], result[1], age, written=written
+            )
             if "doubt stays" in self.removed:
                 client = client._replace(slots=at(client.slots, lock, client.slots[lock]._replace(doubt=0)))
         if violation == "kept":
@@ -853,6 +880,8 @@ class Model:
                     slot = slot._replace(read=True)
                     if "until after the read" in self.removed:
                         slot = slot._replace(shown=min(slot.shown, age))
+            if (len(slots), slot.number) in payload[5]:
+                slot = slot._replace(seen=False)
             slots.append(slot)
         ended = settled(client.ended, payload[4])
         client = client._replace(
@@ -884,10 +913,14 @@ class Model:
         if found is None or found.dead:
             return self.session_over(world, i, client)
         sent = dict(client.sent)
+        age = min(client.age, sent.get(found.version, self.cap))
+        if self.standby and "heartbeats are proved" not in self.removed:
+            # It is repeated at once.
+            age, client = client.age, client._replace(beat=1)
         client = client._replace(
             session=OPEN,
             version=found.version,
-            age=min(client.age, sent.get(found.version, self.cap)),
+            age=age,
             sent=tuple(pair for pair in client.sent if pair[0] != found.version),
         )
         return self._ruled_out(i, client), "", ""
@@ -953,7 +986,7 @@ class Model:
         else:
             client = client._replace(undurable=tuple(sorted({*client.undurable, *gone})))
         client = client._replace(slots=at(client.slots, lock, slot._replace(dirty=False)))
-        client, note, violation = self.saw(world, i, client, lock, row, tick, age)
+        client, note, violation = self.saw(world, i, client, lock, row, tick, age, written=flushed)
         if leaving and me not in inside:
             client = self.finish(i, client, lock, flushed=flushed)
         return client, note, violation
@@ -1077,10 +1110,16 @@ class Model:
         if client.session == CHECK and "S" not in free:
             yield CHORE, "", client, Message(i, "S", -1, own), True
         active = any(slot.phase != IDLE for slot in client.slots) or client.ended
-        if client.session == OPEN and "H" not in free and client.beat and (active or self.busy):
+        unproven = tuple(
+            (lock, slot.number)
+            for lock, slot in enumerate(client.slots)
+            if slot.phase == GOT and slot.seen and not slot.read
+        )
+        due = client.beat or unproven
+        if client.session == OPEN and "H" not in free and due and (active or self.busy):
             ended = client.ended if "ended" not in self.removed else ()
             checked = "check first" in self.removed or not any(slot.read for slot in client.slots)
-            payload = (own, client.version, new, ended, client.undurable if checked else ())
+            payload = (own, client.version, new, ended, client.undurable if checked else (), unproven)
             beating = client._replace(beat=0, sent=(*client.sent, (new, 0)))
             yield BEAT, "", beating, Message(i, "H", -1, payload), True
         if {"Q", "D", "C"} & free:
@@ -1127,11 +1166,11 @@ class Model:
 
     def moves(self, world: World, *, faults: bool) -> Iterator[tuple[int, str, World, str]]:
         """Yield rank, label, next state and violation of each step."""
-        late, broken, stop, cancel = (
-            self.spend(world, name) for name in ("late", "broken", "stop", "cancel")
+        late, broken, stop, cancel, warned = (
+            self.spend(world, name) for name in ("late", "broken", "stop", "cancel", "warned")
         )
         if not faults:
-            late = broken = stop = cancel = None
+            late = broken = stop = cancel = warned = None
         waits = False
         for index, message in enumerate(world.messages):
             rest = world._replace(messages=world.messages[:index] + world.messages[index + 1 :])
@@ -1195,6 +1234,15 @@ class Model:
                     yield FAULT, f"{label}: FAULT, late", self.norm(flying), ""
                 if broken and message.kind in self.kinds:
                     yield self._break(acted, message, broken, "FAULT")
+                if warned and message.kind in WRITES & set(self.kinds) and done.durable is None:
+                    # A flushed write; what it has not changed, nobody has to wait for.
+                    after = done._replace(
+                        durable=self._unflushed(acted),
+                        budget=warned,
+                        clients=at(done.clients, i, self.broken(done.clients[i], message)),
+                    )
+                    label = f"{label}{self.reply(result)}: FAULT, on the primary alone"
+                    yield FAULT, label, self.norm(after), violation
                 if stop and i in self.stops and message.kind in self.kinds and message.kind in WRITES:
                     halted = at(acted.clients, i, after._replace(stopped=True))
                     flying = acted._replace(messages=(*acted.messages, message), clients=halted, budget=stop)
@@ -1361,12 +1409,18 @@ class Model:
             )
             for client in world.clients
         )
-        sessions = world.sessions
+        sessions, durable = world.sessions, world.durable
+
+        def aged(table: tuple) -> tuple:
+            return tuple((name, row._replace(age=older(row.age))) for name, row in table)
+
         if self.clock:
-            sessions = tuple((name, row._replace(age=older(row.age))) for name, row in sessions)
+            sessions = aged(sessions)
+            durable = durable and (durable[0], aged(durable[1]))
         return world._replace(
             clients=clients,
             sessions=sessions,
+            durable=durable,
             kept=tuple(max(0, left - 1) for left in world.kept),
             messages=tuple(message._replace(age=older(message.age)) for message in world.messages),
         )
@@ -1382,12 +1436,14 @@ class Model:
     def _norm_client(self, i: int, client: Client) -> Client:
         slots = []
         for slot in client.slots:
-            if slot.phase == GOT and self.valid(i, client, slot) and not client.stopped:
+            if slot.phase == GOT and not slot.seen and self.valid(i, client, slot) and not client.stopped:
                 slot = slot._replace(phase=HELD)
             if slot.phase == IDLE:
                 slot = slot._replace(gone=None)
             if slot.phase not in (GOT, HELD, KEEP):
                 slot = slot._replace(shown=0)
+            if slot.phase != GOT:
+                slot = slot._replace(seen=False)
             if slot.phase != KEEP:
                 slot = slot._replace(call=0)
             if slot.cache is None:

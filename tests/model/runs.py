@@ -373,6 +373,28 @@ REMOVALS = (
     ),
 )
 
+REMOVALS = (
+    *REMOVALS,
+    without(
+        "heartbeats are proved",
+        "(22) with a standby, a heartbeat that a read finds counts only when a later one was answered",
+        "EXCLUSION",
+        deep=True,
+        ttl=2,
+        clock=True,
+        kinds="H",
+        faults={"warned": 2, "crash": 1},
+        tokens=False,
+    ),
+    without(
+        "grants are proved",
+        "(22) ... and so does a grant that a read finds",
+        "EXCLUSION",
+        faults={"warned": 1, "crash": 1},
+        tokens=False,
+    ),
+)
+
 LIVES = tuple(
     Run(rule, f"(12) another life of a hold: {rule}", "BELIEF", (), LivesModel, options={"removed": (rule,)})
     for rule in (
@@ -431,4 +453,10 @@ DESIGN = (
     design("statements, permits", PERMITS, faults={"broken": 1}, statements=True),
     design("statements, keep", KEEPS, faults={"stop": 1, "crash": 1}, statements=True),
     Run("other lives of a hold, late, lost and repeated", "all rules", "", (), LivesModel),
+    design("a standby takes over, warned writes", faults={"warned": 2, "crash": 1}, clock=True, fair=100),
+    design(
+        "a standby takes over, statements, force",
+        faults={"warned": 1, "crash": 1, "force": 1},
+        statements=True,
+    ),
 )

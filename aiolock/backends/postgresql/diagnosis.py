@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.postgresql import schema
@@ -22,11 +23,13 @@ from aiolock.backends.postgresql.replication import Replication, gap
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.core.backend import Settings
-from aiolock.errors import BackendError
+from aiolock.errors import BackendError, shorten
 from aiolock.types import Finding
 
 __all__ = ["diagnose", "findings"]
 
+OLD = 600.0
+"""Seconds after which an open transaction is worth a word."""
 FEW = 50
 """Connections below which clients, of which each needs two, may run out of them."""
 
@@ -85,6 +88,7 @@ async def _ask(
     encrypted = bool(await driver.fetchval(statements("encrypted")))
     found.append(encryption(encrypted=encrypted, local=address.local, advice="use tls=verify"))
     found.append(round_trip([trip], settings.ttl))
+    found.append(_transactions(await driver.fetchrow(statements("oldest_transaction"))))
     found.append(await _table(driver, statements, address.text))
     return found
 
@@ -178,6 +182,17 @@ def _limits(variables: Mapping[str, str]) -> Iterator[Finding]:
         yield note("max_connections", f"it is {most}, and each client needs two", "raise it")
     else:
         yield ok("max_connections", f"there may be {most}")
+
+
+def _transactions(oldest: Mapping[str, Any] | None) -> Finding:
+    if oldest is None or oldest["age"] < OLD:
+        return ok("transactions", f"none that this role may see is open for longer than {OLD / 60:g} minutes")
+    return warning(
+        "transactions",
+        f"one is open for {oldest['age'] / 60:.0f} minutes ({shorten(oldest['what'])}): until it ends, the server keeps every version of "
+        "every row, and the table for locks grows with each turn of a lock",
+        "end it, or have it commit in portions; take backups and reports from a standby",
+    )
 
 
 async def _table(driver: Driver, statements: Statements, address: str) -> Finding:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 
+from aiolock.backends.postgresql import diagnosis
 from aiolock.backends.postgresql.connection import Facts
 from aiolock.backends.postgresql.diagnosis import diagnose, findings
 from aiolock.backends.postgresql.replication import Replication
@@ -74,6 +76,21 @@ async def test_a_server_is_diagnosed_before_and_after_its_table_is_there(own):
     assert {one.level for one in after.values()} <= {Level.OK, Level.NOTE}
     assert after["table"].level is Level.OK
     assert after["tls"].level is Level.OK
+
+
+async def test_a_transaction_that_stays_open_is_found(own, monkeypatch):
+    assert (await found(own.url))["transactions"].level is Level.OK
+    monkeypatch.setattr(diagnosis, "OLD", 0.0)
+    other = await asyncpg.connect(own.url, server_settings={"application_name": "a report"})
+    async with other.transaction(isolation="repeatable_read"):
+        await other.fetchval("SELECT 1")
+        one = (await found(own.url))["transactions"]
+        assert one.level is Level.WARNING
+        assert f"process {other.get_server_pid()} (a report)" in one.text
+    # One without a snapshot keeps nothing.
+    async with other.transaction():
+        assert (await found(own.url))["transactions"].level is Level.OK
+    await other.close()
 
 
 async def test_a_table_that_is_refused_is_a_failure(server):

@@ -189,3 +189,27 @@ async def test_a_server_that_does_not_tell_its_timeline_is_known_by_its_run():
         assert zones[1].startswith("run ")
         assert zones[2].startswith("run ")
         assert len(set(zones)) == 3
+
+
+async def test_heartbeats_whose_wait_for_the_standby_was_cancelled_prolong_nothing(primary, standby):
+    """They are on the primary alone, which shows them to everybody: the standby would grant the lock again."""
+    primary.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
+    await replicates(primary, "sync")
+    options = {"namespace": secrets.token_hex(6), "ttl": 3.0, "on_loss": "signal"}
+    async with aiolock.connect(primary.url, **options) as client:
+        lease = await client.lock("x").acquire()
+        standby.kill()
+        ended, waits = 0, "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        async with asyncio.timeout(PATIENCE):
+            while not lease.lost:
+                found = await asyncio.to_thread(primary.ask, f"SELECT pg_cancel_backend(pid) {waits}")
+                ended += len(found)
+                await asyncio.sleep(0.02)
+        assert ended
+        primary.kill()
+        await asyncio.to_thread(standby.start)
+        await asyncio.to_thread(standby.promote)
+        async with aiolock.connect(standby.url, **options) as other:
+            following = await other.lock("x").acquire(timeout=PATIENCE)
+            assert following.token > lease.token
+            await following.release()

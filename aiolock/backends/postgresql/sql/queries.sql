@@ -1,5 +1,9 @@
 -- Everything that is sent to a PostgreSQL server, one statement under each name; the table is filled in, everything else is
 -- bound. The only array type is text[]: for any other one the driver would ask the server's catalogue first.
+--
+-- A row is searched for backwards, as the last with this key, and written where it was found. While any transaction is open
+-- elsewhere in the database, no earlier version of a row can be removed, and the index leads to all of them, in the order of their
+-- places; the newest one is nearly always behind the others. With key = $1 the server would look at each before it came to that.
 
 -- name: settings
 -- First on every connection, whatever role, database and server have set. The time-out of statements comes before the others,
@@ -22,6 +26,7 @@ SET jit = off;
 SET plan_cache_mode = force_generic_plan;
 SET enable_nestloop = on;
 SET enable_indexscan = on;
+SET enable_tidscan = on;
 SET enable_seqscan = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off
@@ -63,7 +68,9 @@ SELECT pg_backend_pid()
 SELECT CASE WHEN k.wanted = 'value' THEN r.value END AS value, r.version,
   (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, pg_backend_pid() AS process
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (key, wanted, place)
-LEFT JOIN {table} AS r ON r.key = k.key
+LEFT JOIN LATERAL (
+  SELECT value, version FROM {table} WHERE key >= k.key AND key <= k.key ORDER BY key DESC LIMIT 1
+) AS r ON true
 ORDER BY k.place
 
 -- name: insert
@@ -74,7 +81,8 @@ RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_c
 
 -- name: update
 UPDATE {table} SET value = $2, version = $3, expires = clock_timestamp() + make_interval(secs => $4)
-WHERE key = $1 AND version = $6
+WHERE ctid = (SELECT ctid FROM {table} WHERE key >= $1 AND key <= $1 ORDER BY key DESC LIMIT 1)
+  AND key = $1 AND version = $6
 RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_config('synchronous_commit', $5, true),
   (SELECT count(pg_notify($8 || address, $1)) FROM unnest(string_to_array($7, ',')) AS address)
 
@@ -93,7 +101,11 @@ WITH edit AS MATERIALIZED (
   ON CONFLICT (key) DO NOTHING
   RETURNING r.key
 ), locked AS MATERIALIZED (
-  SELECT e.* FROM edit AS e JOIN {table} AS r ON r.key = e.key AND r.version = e.expected
+  SELECT e.*, r.ctid AS place FROM edit AS e
+  JOIN LATERAL (
+    SELECT ctid AS place FROM {table} WHERE key >= e.key AND key <= e.key ORDER BY key DESC LIMIT 1
+  ) AS found ON true
+  JOIN {table} AS r ON r.ctid = found.place AND r.key = e.key AND r.version = e.expected
   WHERE e.expected <> '' AND (SELECT count(*) FROM inserted) >= 0
   ORDER BY r.key FOR UPDATE OF r {skip}
 ), updated AS (
@@ -101,11 +113,11 @@ WITH edit AS MATERIALIZED (
   SET value = decode(l.value, 'base64'), version = l.version,
     expires = clock_timestamp() + make_interval(secs => l.ttl::float8)
   FROM locked AS l
-  WHERE r.key = l.key AND r.version = l.expected AND l.value IS NOT NULL
+  WHERE r.ctid = l.place AND r.key = l.key AND r.version = l.expected AND l.value IS NOT NULL
   RETURNING r.key, l.notify
 ), deleted AS (
   DELETE FROM {table} AS r USING locked AS l
-  WHERE r.key = l.key AND r.version = l.expected AND l.value IS NULL
+  WHERE r.ctid = l.place AND r.key = l.key AND r.version = l.expected AND l.value IS NULL
   RETURNING r.key, l.notify
 ), made AS MATERIALIZED (
   SELECT i.key, e.notify FROM inserted AS i JOIN edit AS e ON e.key = i.key
@@ -123,29 +135,32 @@ FROM made AS m
 -- statement, because it names the version before. It waits for no lock of a row, and declines instead; an insertion
 -- waits for one of the same key. The time is read when both locks are there.
 WITH found AS MATERIALIZED (
-  SELECT value, version, encode(substr(value, length($3) + 1), 'escape') AS rest FROM {table} WHERE key = $1
+  SELECT value, version, ctid AS place, encode(substr(value, length($3) + 1), 'escape') AS rest
+  FROM {table} WHERE key >= $1 AND key <= $1 ORDER BY key DESC LIMIT 1
 ), free AS MATERIALIZED (
-  SELECT substring(f.rest FROM '^[0-9]+')::int8 AS last, substring(f.rest FROM '[^0-9].*$') AS rest
-  FROM found AS f JOIN {table} AS r ON r.key = $1 AND r.version = f.version
+  SELECT substring(f.rest FROM '^[0-9]+')::int8 AS last, substring(f.rest FROM '[^0-9].*$') AS rest, f.place
+  FROM found AS f JOIN {table} AS r ON r.ctid = f.place AND r.key = $1 AND r.version = f.version
   WHERE substr(f.value, 1, length($3)) = convert_to($3, 'UTF8')
     AND f.rest ~ '^[0-9]{1,18}(}|,"f":[[]["0-9a-z ,]*[]]})$'
   FOR NO KEY UPDATE OF r SKIP LOCKED
 ), session AS MATERIALIZED (
-  SELECT FROM {table} AS s WHERE s.key = $7 AND s.version = $8
+  SELECT FROM {table} AS s
+  WHERE s.ctid = (SELECT ctid FROM {table} WHERE key >= $7 AND key <= $7 ORDER BY key DESC LIMIT 1)
+    AND s.key = $7 AND s.version = $8
     AND (EXISTS (SELECT FROM free) OR NOT EXISTS (SELECT FROM found))
   FOR SHARE OF s SKIP LOCKED
 ), topped AS MATERIALIZED (
-  SELECT f.last, f.rest, greatest(f.last + 1, $6::int8 + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::int8) AS top
+  SELECT f.last, f.rest, f.place, greatest(f.last + 1, $6::int8 + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::int8) AS top
   FROM session LEFT JOIN free AS f ON true
 ), minted AS MATERIALIZED (
   SELECT *, CASE WHEN last > 0 THEN greatest(last, $6, top - $5::int8) + 1 ELSE top END AS first FROM topped
 ), made AS MATERIALIZED (
-  SELECT last IS NULL AS absent, convert_to($3 || top || ',"h":[' || $4 || ',"b":' || top - first + 1 || ',"t":' || first || '}]'
+  SELECT last IS NULL AS absent, place, convert_to($3 || top || ',"h":[' || $4 || ',"b":' || top - first + 1 || ',"t":' || first || '}]'
     || coalesce(rest, '}'), 'UTF8') AS value
   FROM minted
 ), updated AS (
   UPDATE {table} AS r SET value = m.value, version = $2, expires = NULL
-  FROM made AS m WHERE r.key = $1 AND NOT m.absent
+  FROM made AS m WHERE r.ctid = m.place AND r.key = $1 AND NOT m.absent
   RETURNING r.value, r.version
 ), inserted AS (
   INSERT INTO {table} AS r (key, value, version) SELECT $1, value, $2 FROM made WHERE absent
@@ -198,6 +213,16 @@ WHERE n.nspname = $1 AND c.relname = $2
 
 -- name: server_settings
 SELECT name, setting FROM pg_settings WHERE name IN ('max_connections')
+
+-- name: oldest_transaction
+-- Of those in this database that have a snapshot or have written: earlier versions of rows cannot be removed before they end. No row
+-- if there is none. A role without pg_read_all_stats sees its own sessions, and prepared transactions.
+SELECT what, extract(epoch FROM clock_timestamp() - begun)::float8 AS age FROM (
+  SELECT 'process ' || pid || coalesce(' (' || nullif(application_name, '') || ')', '') AS what, xact_start AS begun
+  FROM pg_stat_activity
+  WHERE datname = current_database() AND pid <> pg_backend_pid() AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+  UNION ALL SELECT 'prepared transaction ' || gid, prepared FROM pg_prepared_xacts WHERE database = current_database()
+) AS open WHERE begun IS NOT NULL ORDER BY begun LIMIT 1
 
 -- name: encrypted
 -- Without a row where the server was built without TLS.
