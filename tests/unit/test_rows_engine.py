@@ -721,6 +721,38 @@ async def test_a_row_that_is_held_waited_for_or_kept_is_never_purged():
         assert KEY not in server.rows
 
 
+@pytest.mark.parametrize("how", ["died", "kept"])
+@pytest.mark.parametrize("prefix", ["n/", ""])
+def test_a_purge_leaves_the_sessions_of_dead_holders_and_kept_times_that_have_ended(how, prefix):
+    """Without them, clients that try once and leave, as a weekly job does, would find the lock taken for ever."""
+
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            claim, _ = await one.acquire()
+            waiting = two.claim()
+            if how == "kept":
+                await claim.release(keep=100.0)
+            else:
+                assert await waiting.acquire(wait=True) is None
+            for side in (one, two):
+                side.freeze()
+            await asyncio.sleep(7 * 86_400)
+            async with Side(server) as three:
+                assert await three.backend._purge(prefix, 86_400.0) == (1 if how == "kept" else 0)
+            async with Side(server) as three:
+                assert await three.tries()
+            await asyncio.sleep(7 * 86_400)
+            async with Side(server) as three:
+                await three.backend._purge(prefix, 86_400.0)
+                assert sessions_of(server) == []
+                assert KEY not in server.rows
+            for side in (one, two):
+                side.wire.cut = True
+
+    run(main())
+
+
 # --- (7) session rows
 
 
