@@ -75,7 +75,7 @@ class Engine:
         self._waiting[writer.key] = writer
 
     def _waiting_rows(self) -> list[RowWriter]:
-        """Return the writers in which a claim waits: not by a look at all, of which there may be thousands with holds."""
+        """Return the writers in which a claim waits, without going through all: thousands of others may have holds."""
         self._waiting = {key: writer for key, writer in self._waiting.items() if writer.waiting}
         return list(self._waiting.values())
 
