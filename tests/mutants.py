@@ -588,6 +588,13 @@ MUTANTS = (
         LIVENESS + "test_no_heartbeat_ends_what_an_earlier_one_has_promised",
     ),
     Mutant(
+        "(6) a purge deletes the sessions that a lock row names",
+        "aiolock.backends.rows.backend",
+        "return await self.store.purge(prefix, idle, named)",
+        "return await self.store.purge(prefix, idle)",
+        ENGINE + "test_a_purge_leaves_the_sessions_of_dead_holders_and_kept_times_that_have_ended[n/-kept]",
+    ),
+    Mutant(
         "(8) a client that was idle for hours ends its session by the reading of then",
         "aiolock.backends.rows.session",
         "read_clock = self._old_clock\n",

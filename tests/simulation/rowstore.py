@@ -7,7 +7,7 @@ line of a simulated host). A step that fails there is a lost connection: the eng
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aiolock.backends.rows.backend import RowBackend
@@ -135,12 +135,12 @@ class RowServer:
         self._waited()
         return self.row(entry.key), found.version
 
-    def purge(self, prefix: str, idle: float) -> int:
+    def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         end = self.clock() - idle
         over = [
             key
             for key, row in self.rows.items()
-            if key.startswith(prefix) and row.until is not None and row.until <= end
+            if key.startswith(prefix) and row.until is not None and row.until <= end and key not in spared
         ]
         for key in over:
             del self.rows[key]
@@ -259,8 +259,8 @@ class MemoryRowStore(RowStore):
         for each in found:
             yield each
 
-    async def purge(self, prefix: str, idle: float) -> int:
-        return await self._ask(lambda: self.server.purge(prefix, idle))
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
+        return await self._ask(lambda: self.server.purge(prefix, idle, spared))
 
     def watch(self, keys: frozenset[str]) -> None:
         self.watched = keys

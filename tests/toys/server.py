@@ -62,8 +62,8 @@ class Service:
         keys = sorted(key for key in self._rows.rows if key.startswith(prefix) and key > after)[:PAGE]
         return [(key, *row) for key, row in zip(keys, self.get(keys), strict=True)]
 
-    def purge(self, prefix: str, idle: float) -> int:
-        return self._rows.purge(prefix, idle)
+    def purge(self, prefix: str, idle: float, spared: list[str]) -> int:
+        return self._rows.purge(prefix, idle, spared)
 
     # --- locks
 

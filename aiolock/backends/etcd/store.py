@@ -6,7 +6,7 @@ that none is used after a cluster was put back to an earlier state. Tokens are c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from aiolock.backends.etcd.connection import Call, Connection
 from aiolock.backends.etcd.errors import LEASE_GONE, RpcError
@@ -199,9 +199,9 @@ class EtcdStore(RowStore):
                 return
             after = rows[-1].key + b"\0"
 
-    async def purge(self, prefix: str, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         """Leave it to the cluster, which deletes each row with its lease."""
-        del prefix, idle
+        del prefix, idle, spared
         return 0
 
     async def aclose(self) -> None:

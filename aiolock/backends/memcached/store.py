@@ -6,7 +6,7 @@ counted from the start of the server and the CAS ids since, so that they rise al
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from urllib.parse import unquote_to_bytes
 
 from aiolock.backends.memcached.connection import Connection, Reply, new_connection
@@ -114,9 +114,9 @@ class MemcachedStore(RowStore):
                 if row.version:
                     yield key, row
 
-    async def purge(self, prefix: str, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         """Leave it to the server, which deletes each row when its ttl has passed."""
-        del prefix, idle
+        del prefix, idle, spared
         return 0
 
     async def aclose(self) -> None:

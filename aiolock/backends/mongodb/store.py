@@ -7,7 +7,7 @@ collection was dropped."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 from aiolock.backends.mongodb.connection import Connection
@@ -190,12 +190,12 @@ class MongoDBStore(RowStore):
             # Before all longer keys, which contain no space.
             first = f"{documents[-1]['_id']} "
 
-    async def purge(self, prefix: str, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         """Delete the rows of a prefix whose ttl ended ``idle`` seconds ago or earlier, page by page."""
         due = {"e": {"$gt": 0}, "$expr": {"$lte": ["$e", {"$subtract": [NOW, round(1000 * idle)]}]}}
         gone, after = 0, prefix
         while True:
-            page = {"_id": {"$gt": after, "$lt": f"{prefix}\x7f"}, **due}
+            page = {"_id": {"$gt": after, "$lt": f"{prefix}\x7f", "$nin": list(spared)}, **due}
             documents, _ = await self._find(page, limit=TOGETHER)
             if not documents:
                 return gone

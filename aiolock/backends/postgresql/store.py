@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from aiolock.backends.experimental import UNTRIED
@@ -227,14 +227,16 @@ class PostgreSQLStore(RowStore):
                 return
             after = str(records[-1]["key"])
 
-    async def purge(self, prefix: str, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         """Delete the rows of a prefix whose ttl ended ``idle`` seconds ago or earlier, page by page."""
         gone, after = 0, ""
         while True:
             # Rows that were not read: a reconnection in between does not matter.
             await self._open().reader(self._deadline())
             [page] = (
-                await self._open().writer().fetch(self._statements("purge"), prefix, after, float(idle), PAGE)
+                await self._open()
+                .writer()
+                .fetch(self._statements("purge"), prefix, after, float(idle), PAGE, list(spared))
             )
             gone += int(page["gone"])
             if page["last"] is None:

@@ -98,7 +98,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         self.capabilities, self._opened = self.store.capabilities, True
         if self.context.random.random() < 1 / PURGES:
             # Of all namespaces: some are not used any more.
-            self.context.begin(self.store.purge("", IDLE), "aiolock-purge")
+            self.context.begin(self._purge("", IDLE), "aiolock-purge")
 
     async def settle(self, timeout: float) -> None:
         """Wait for the releases under way."""
@@ -223,7 +223,25 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
 
     async def purge(self, idle: float) -> int:
         """Delete the rows of the namespace whose ttl ended so long ago; return their number."""
-        return await self.store.purge(f"{self.settings.namespace}/", self.check_purge(idle))
+        return await self._purge(f"{self.settings.namespace}/", self.check_purge(idle))
+
+    async def _purge(self, prefix: str, idle: float) -> int:
+        """Purge, but for the sessions that a lock row names.
+
+        A session without a row is observed for a whole ttl. So a client that tries once and leaves would never follow a holder that
+        died, or a kept time that ended, longer ago.
+        """
+        named: set[str] = set()
+        if not self.store.expires:
+            async for key, row in self.store.scan(prefix):
+                namespace, _, rest = key.partition("/")
+                try:
+                    found = decode(row.value) if rest.startswith("l/") else LockRow()
+                except UnknownFormat:
+                    continue
+                requests = [*(hold.request for hold in found.holds.values()), *found.queue.values()]
+                named |= {session_key(namespace, request.session) for request in requests}
+        return await self.store.purge(prefix, idle, named)
 
     async def _step(self, name: str, family: Family, step: Ask | Force | SetLimit) -> bool:
         writer = self._engine.writer(name, family)

@@ -36,10 +36,12 @@ class Engine:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.sessions = RowSessions(context, self._stop_heartbeats)
-        self.observer = Observer(context, lambda: self._writers.values())
+        self.observer = Observer(context, self._waiting_rows)
         self.watchers: dict[str, set[Inbox[None]]] = {}
         """The inboxes of registers that are watched, by key."""
         self._writers: OrderedDict[str, RowWriter] = OrderedDict()
+        self._waiting: dict[str, RowWriter] = {}
+        """Those in which a claim waits, and some in which one did."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """The timers of heartbeats, by session."""
         self._settle_until = 0.0
@@ -61,12 +63,21 @@ class Engine:
                 name,
                 self.observer.observe_once,
                 self.begin_renewal,
+                self._waits,
                 self.observer.waiters_changed,
             )
             self._forget_idle()
         else:
             self._writers.move_to_end(key)
         return writer
+
+    def _waits(self, writer: RowWriter) -> None:
+        self._waiting[writer.key] = writer
+
+    def _waiting_rows(self) -> list[RowWriter]:
+        """Return the writers in which a claim waits, without going through all: thousands of others may have holds."""
+        self._waiting = {key: writer for key, writer in self._waiting.items() if writer.waiting}
+        return list(self._waiting.values())
 
     def _forget_idle(self) -> None:
         if len(self._writers) > REMEMBERED_ROWS:
@@ -127,7 +138,7 @@ class Engine:
 
     def _watch(self) -> None:
         self._watch_due = False
-        rows = [writer.key for writer in self._writers.values() if writer.waiting]
+        rows = [writer.key for writer in self._waiting_rows()]
         self.context.store.watch(frozenset([*rows, *self.watchers]))
 
     # --- renewals

@@ -40,10 +40,10 @@ KNOWN = 1_000
 class Observer:
     """The observer of one client; it works in a task while a claim waits.
 
-    :param rows: returns the rows that are known.
+    :param rows: returns the rows in which a claim of this client waits.
     """
 
-    def __init__(self, context: Context, rows: Callable[[], Iterable[RowWriter]]) -> None:
+    def __init__(self, context: Context, rows: Callable[[], list[RowWriter]]) -> None:
         self.context = context
         self._rows = rows
         self._series: dict[str, Series] = {}
@@ -82,7 +82,7 @@ class Observer:
 
     async def _run(self) -> None:
         context, store = self.context, self.context.store
-        while rows := [row for row in self._rows() if row.waiting]:
+        while rows := self._rows():
             self._news = asyncio.get_running_loop().create_future()
             requests = {request.session: request for row in rows for request in row.ahead()}
             for session in [session for session in self._series if session not in requests]:

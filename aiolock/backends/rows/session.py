@@ -284,7 +284,10 @@ class RowSession:
             await self.delete()
 
     async def delete(self) -> None:
-        """Delete the row of a session that was ended, after a heartbeat that is under way; as :meth:`close`, which calls it."""
+        """Delete the row of a session that was ended, after a heartbeat that is under way. Never raises.
+
+        Cancelling it may leave the row, which ends by its ttl; :meth:`close` calls it.
+        """
         async with self._turn:
             if self._version is not None:
                 await self._delete(self._version)

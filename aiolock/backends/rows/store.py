@@ -28,7 +28,7 @@ those of :mod:`aiolock.errors` with the driver's as their cause: :class:`Backend
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import NamedTuple
 
 from aiolock.core.backend import Settings
@@ -215,9 +215,10 @@ class RowStore(ABC):
         """Yield each row whose key begins with ``prefix``, in any order, in pages; not at one moment."""
 
     @abstractmethod
-    async def purge(self, prefix: str, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         """Delete the rows whose key begins with ``prefix`` and whose ttl ended ``idle`` seconds ago or earlier; return their number.
 
+        Those with a key in ``spared`` stay.
         Each row is deleted only if it still has that ttl at that moment (one statement does both). Deletes in portions, so
         that no other call waits for it; after cancelling it no further portion is deleted.
         """

@@ -183,6 +183,7 @@ class RowWriter:
 
     :param observe: reads the sessions of requests ahead; returns whether one of them turned out not to count.
     :param renew: sends a heartbeat of a session, and records what it shows.
+    :param waits: called with the writer when a claim begins to wait.
     :param waiters_changed: called when a claim may have ceased to wait.
     """
 
@@ -193,6 +194,7 @@ class RowWriter:
         name: str,
         observe: Callable[[Iterable[RowRequest]], asyncio.Future[bool]],
         renew: Callable[[RowSession], asyncio.Future[None]],
+        waits: Callable[[RowWriter], None],
         waiters_changed: Callable[[], None],
     ) -> None:
         self.context = context
@@ -207,6 +209,7 @@ class RowWriter:
         """True while a copy of an unanswered write may be late: until a flushed write was answered."""
         self._observe = observe
         self._renew = renew
+        self._waits = waits
         self._waiters_changed = waiters_changed
         self._tick = 0
         self._newest_answer = 0
@@ -481,10 +484,14 @@ class RowWriter:
             self.lost(member, "force-released" if member.id in self.row.forced else "revoked")
         elif member.id in self.row.queue:
             self._outside.pop(member.id, None)
-            member.become(MemberState.WAITING)
+            self._wait(member, MemberState.WAITING)
         elif member.state is MemberState.WAITING:
             member.become(MemberState.ENTERING)
             member.claim.inbox.wake(WakeReason.LAPSED)
+
+    def _wait(self, member: Member, state: MemberState) -> None:
+        member.become(state)
+        self._waits(self)
 
     def lapse(self, member: Member) -> None:
         """Have a claim that waits enter anew, because its session is dead."""
@@ -722,7 +729,7 @@ class RowWriter:
             reject(pending.future, error)
         elif step.wait and member is not None and not member.session.dead:
             self._outside[step.id] = step
-            member.become(MemberState.OUTSIDE)
+            self._wait(member, MemberState.OUTSIDE)
         settle(pending.future, Entered())
 
     def _settle(self, results: Mapping[Pending, Result | None], *, flushed: bool, sent: float) -> None:
@@ -742,7 +749,7 @@ class RowWriter:
                     member.show(sent, None if flushed else self._shown_by)
                     member.become(MemberState.HELD)
                 elif step.wait and result.limit is None:
-                    member.become(MemberState.WAITING)
+                    self._wait(member, MemberState.WAITING)
             settle(pending.future, result)
 
     def _left(self, pending: Pending, *, flushed: bool) -> None:

@@ -31,13 +31,13 @@ async def confirm(
     claim: RowClaim,
     connection: Any,
     timeout: float,
-    in_place: Callable[[RowClaim], Awaitable[bool]],
+    verify_file: Callable[[RowClaim], Awaitable[bool]],
 ) -> bool:
     """Return whether the row shows the hold of ``claim``, in the transaction on ``connection``, which then writes.
 
-    A path does not tell which file the connection has open: the one that it leads to may have taken its place. ``in_place`` reads
+    A path does not tell which file the connection has open: the one that it leads to may have taken its place. ``verify_file`` reads
     the file of the client, and returns False if that was replaced; no other one shows the hold.
-    Ends within ``timeout`` seconds. Cancelling it ends the wait for the thread of an aiosqlite connection only.
+    Ends within ``timeout`` seconds. Cancelling it ends the wait for a thread only, of an aiosqlite connection or of the client.
     """
     module: Any = sys.modules.get("aiosqlite")
     if not isinstance(connection, sqlite3.Connection) and not (
@@ -49,7 +49,7 @@ async def confirm(
         )
     try:
         async with asyncio.timeout(timeout):
-            return await _confirm(path, claim, connection) and await in_place(claim)
+            return await _confirm(path, claim, connection) and await verify_file(claim)
     except TimeoutError as error:
         raise BackendUnavailable(f"{path}: no answer of the disk within {timeout:g} s") from error
     except (sqlite3.ProgrammingError, ValueError) as error:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -302,9 +302,9 @@ class Connection:
         rows = self._rows((value, version) for _, version, value in found)
         return [(key, row) for (key, _, _), row in zip(found, rows, strict=True)]
 
-    def purge(self, prefix: str, idle: float) -> int:
+    def purge(self, prefix: str, idle: float, spared: Collection[str]) -> int:
         """Delete some of the rows of a prefix whose ttl ended ``idle`` seconds ago; return their number."""
-        [count] = self.run(_STATEMENTS["purge"], (prefix, wall_clock() - idle))
+        [count] = self.run(_STATEMENTS["purge"], (prefix, wall_clock() - idle, json.dumps(list(spared))))
         return int(count)
 
     # --- changes

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -236,10 +236,10 @@ class SqliteStore(RowStore):
                 yield each
             after = page[-1][0]
 
-    async def purge(self, prefix: str, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float, spared: Collection[str] = ()) -> int:
         """Delete the rows of a prefix whose ttl ended ``idle`` seconds ago; return their number."""
         count = 0
-        while some := await self._ask(lambda connection: connection.purge(prefix, idle)):
+        while some := await self._ask(lambda connection: connection.purge(prefix, idle, spared)):
             count += some
         return count
 

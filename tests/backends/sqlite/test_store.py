@@ -100,7 +100,10 @@ async def test_purge_deletes_what_has_ended_and_nothing_else(make, path):
     await store.insert("test:renewed", version="v1", ttl=0)
     await store.update("test:renewed", "v1", "v2")
     assert await store.purge("", 3_600) == 0
-    assert await store.purge("", 0) == 1_200
+    spared = [f"test:{number}" for number in range(600, 610)]
+    assert await store.purge("", 0, spared) == 1_190
+    assert [key for key in spared if await store.read(key) != (b"", "")] == spared
+    assert await store.purge("", 0) == 10
     assert [key async for key, _ in store.scan("")] == ["test:for ever", "test:long", "test:renewed"]
 
 

@@ -184,6 +184,7 @@ ORDER BY key LIMIT $3
 WITH page AS MATERIALIZED (
   SELECT key FROM {table}
   WHERE key >= $1 AND key < $1 || chr(127) AND key > $2 AND expires <= clock_timestamp() - make_interval(secs => $3)
+    AND key <> ALL ($5::text[])
   ORDER BY key LIMIT $4 FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {table} AS r USING page AS p

@@ -21,4 +21,5 @@ SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE version <> '' AND ke
 -- name: purge
 -- Keys are printable ASCII: nothing that begins with the prefix comes after the prefix and a DEL.
 DELETE FROM aiolock
-WHERE key IN (SELECT key FROM aiolock WHERE key >= ?1 AND key < ?1 || char(127) AND expires <= ?2 LIMIT 500)
+WHERE key IN (SELECT key FROM aiolock WHERE key >= ?1 AND key < ?1 || char(127) AND expires <= ?2
+  AND key NOT IN (SELECT value FROM json_each(?3)) LIMIT 500)
