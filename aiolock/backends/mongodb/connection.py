@@ -158,7 +158,7 @@ class _Opened:
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. It is not to be cancelled."""
         with suppress(Exception), timeout(CLOSE_WITHIN):
             await self.driver.close()
 
