@@ -65,6 +65,7 @@ BACKENDS_MAY_IMPORT = {
     "backends.callers",
     "backends.diagnosis",
     "backends.dialects",
+    "backends.experimental",
     "backends.rows",
     "backends.sql",
     "backends.survey",

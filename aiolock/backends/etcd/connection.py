@@ -249,6 +249,11 @@ class Connection(WaitingTransport[Call]):
                 )
             if status.learner:
                 raise BackendUnavailable(f"{made.host} is a learner, which serves no clients yet")
+            if self._login and not status.leader:
+                # It would not answer; meanwhile the name may come to mean another member. At first an election is waited for.
+                raise BackendUnavailable(
+                    f"{made.host} knows of no leader: a majority of the members is away from it"
+                )
         await self._check_format(made)
         with suppress(BackendRefused):
             # Not every user may ask.

@@ -9,10 +9,11 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pymongo import AsyncMongoClient, timeout
-from pymongo.errors import PyMongoError
+from pymongo.errors import NotPrimaryError, PyMongoError
 from pymongo.monitoring import ConnectionClosedReason, ConnectionPoolListener, ServerHeartbeatListener
 
 from aiolock.backends.mongodb.errors import translate
@@ -99,21 +100,15 @@ class _Events(ConnectionPoolListener, ServerHeartbeatListener):
     failed = succeeded
 
 
-class Connection:
-    """The connections of one opening; the driver makes them when they are needed, and again when they were lost."""
+class _Opened:
+    """A client of the driver, its connections, and the beginning of its tasks."""
 
-    def __init__(self, address: Address, settings: Settings, interrupted: Callable[[], None]) -> None:
-        self.address = address.text
-        self._limit = 0.9 * settings.command_timeout
-        self._connect = connect_time(self._limit)
-        self._outages = settings.outages
-        self._interrupted = interrupted
-        self._losses = 0
-        self._tasks = TaskSet(awaited=True)
-        self._closing: asyncio.Task[None] | None = None
-        self._events = _Events(self._lost)
+    def __init__(self, address: Address, limit: float, connect: float, lost: Callable[[], None]) -> None:
+        self._connect = connect
+        self.events = _Events(lost)
+        self._opening: asyncio.Task[None] | None = None
         try:
-            self._driver = _Driver(
+            self.driver = _Driver(
                 [str(host) for host in address.hosts],
                 **address.arguments,
                 appname="aiolock",
@@ -125,17 +120,69 @@ class Connection:
                 # Otherwise it makes connections of which it reports nothing.
                 serverMonitoringMode="poll",
                 heartbeatFrequencyMS=round(1000 * HEARTBEAT),
-                connectTimeoutMS=round(1000 * self._connect),
+                connectTimeoutMS=round(1000 * connect),
                 # The driver reads the clock twice a second.
-                serverSelectionTimeoutMS=round(1000 * max(0.1, self._limit - 0.6)),
-                event_listeners=[self._events],
+                serverSelectionTimeoutMS=round(1000 * max(0.1, limit - 0.6)),
+                event_listeners=[self.events],
             )
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             # Without the frames of the driver, among whose local variables is the password.
             cause = error.with_traceback(None)
-            raise ConfigError(f"{self.address}: the driver refuses these options: {error}") from cause
-        self._database = self._driver[address.database]
-        self._opening: asyncio.Task[None] | None = None
+            raise ConfigError(f"{address.text}: the driver refuses these options: {error}") from cause
+        self._limit = limit
+        self._database = self.driver[address.database]
+
+    def begin(self) -> None:
+        """Have its tasks begin, once; cancelled meanwhile, the driver would leave some of them."""
+        if self._opening is None:
+            self._opening = start(self.driver.aconnect(), "aiolock-mongodb-open")
+
+    async def send(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Send a command. It is not to be cancelled."""
+        assert self._opening is not None  # noqa: S101 - it was begun
+        await asyncio.shield(self._opening)
+        with timeout(self._limit):
+            return await self._database.command(command)
+
+    async def idle(self) -> None:
+        """Wait until no socket is being connected. It is not to be cancelled."""
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+            # Its tasks begin to connect in their first step.
+            await asyncio.sleep(0)
+        # Later than that an attempt has its connection, and waits for TLS, for which the driver has no limit: it can be ended.
+        time, limit = asyncio.get_running_loop().time, self._connect + min(BUSY, self._connect)
+        late = time() + limit
+        # Not by an event: the driver reports that an attempt has failed before it is done with the socket.
+        while any(time() < min(late, began + limit) for began in self.events.connecting.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Close all connections. It is not to be cancelled."""
+        with suppress(Exception), timeout(CLOSE_WITHIN):
+            await self.driver.close()
+
+
+class Connection:
+    """The connections of one opening; the driver makes them when they are needed, and again when they were lost.
+
+    With several members, or without ``directConnection``, the driver follows the primary. A direct connection it keeps also to a
+    member that is not the primary any more, although the name may lead to another one by now; so it is made anew.
+    """
+
+    def __init__(self, address: Address, settings: Settings, interrupted: Callable[[], None]) -> None:
+        self.address = address.text
+        self._limit = 0.9 * settings.command_timeout
+        self._outages = settings.outages
+        self._interrupted = interrupted
+        self._losses = 0
+        self._tasks = TaskSet(awaited=True)
+        self._closing: asyncio.Task[None] | None = None
+        self._direct = bool(address.arguments.get("directConnection"))
+        self._make = partial(_Opened, address, self._limit, connect_time(self._limit), self._lost)
+        self._opened = self._make()
+        self._left: set[asyncio.Task[None]] = set()
+        """The closings of connections to members that were left."""
 
     async def ask(self, command: Mapping[str, Any], *, write: bool = False) -> dict[str, Any]:
         """Send a command, and return its answer or raise :class:`BackendError`, within the command timeout.
@@ -145,11 +192,10 @@ class Connection:
         """
         if self._closing is not None:
             raise BackendUnavailable(f"{self.address}: {CLOSED}")
-        if self._opening is None:
-            # Its tasks begin; cancelled meanwhile, it would leave some of them.
-            self._opening = start(self._driver.aconnect(), "aiolock-mongodb-open")
+        opened = self._opened
+        opened.begin()
         losses, outages, answer = self._losses, self._outages, None
-        task = self._tasks.spawn(self._send(dict(command)), "aiolock-mongodb-command")
+        task = self._tasks.spawn(opened.send(dict(command)), "aiolock-mongodb-command")
         await asyncio.wait([task], timeout=self._limit)
         error: BaseException | None
         if not task.done():
@@ -161,6 +207,8 @@ class Connection:
         if answer is None:
             assert isinstance(error, Exception)  # noqa: S101 - others end the event loop
             translated = translate(error, self.address)
+            if self._direct and isinstance(error, NotPrimaryError):
+                self._leave(opened)
             if outages is not None and isinstance(translated, BackendUnavailable):
                 outages.down(self, self.address, str(translated).removeprefix(f"{self.address}: "))
             raise translated from error
@@ -174,14 +222,22 @@ class Connection:
             raise BackendUnavailable(f"{self.address}: a connection was lost meanwhile")
         return answer
 
-    async def _send(self, command: dict[str, Any]) -> dict[str, Any]:
-        assert self._opening is not None  # noqa: S101 - it was begun
-        await asyncio.shield(self._opening)
-        with timeout(self._limit):
-            return await self._database.command(command)
+    def _leave(self, opened: _Opened) -> None:
+        """Make connections anew, if these are still in use; those that are left end in the background."""
+        if opened is self._opened and self._closing is None:
+            self._opened = self._make()
+            self._losses += 1
+            leaving = start(self._end(opened), "aiolock-mongodb-leave")
+            self._left.add(leaving)
+            leaving.add_done_callback(self._left.discard)
+            self._interrupted()
+
+    async def _end(self, opened: _Opened) -> None:
+        await opened.idle()
+        await opened.close()
 
     def _trouble(self) -> str:
-        members = self._driver.topology_description.server_descriptions().values()
+        members = self._opened.driver.topology_description.server_descriptions().values()
         return "".join(f"; {member.error}" for member in members if member.error)
 
     def _lost(self) -> None:
@@ -200,16 +256,8 @@ class Connection:
         await asyncio.wait([self._closing])
 
     async def _close(self) -> None:
-        if self._opening is not None:
-            await asyncio.wait([self._opening])
-            # Its tasks begin to connect in their first step.
-            await asyncio.sleep(0)
-        # Later than that an attempt has its connection, and waits for TLS, for which the driver has no limit: it can be ended.
-        time, limit = asyncio.get_running_loop().time, self._connect + min(BUSY, self._connect)
-        late = time() + limit
-        # Not by an event: the driver reports that an attempt has failed before it is done with the socket.
-        while any(time() < min(late, began + limit) for began in self._events.connecting.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        await self._opened.idle()
         await end(self._tasks)
-        with suppress(Exception), timeout(CLOSE_WITHIN):
-            await self._driver.close()
+        await self._opened.close()
+        if self._left:
+            await asyncio.wait(self._left)

@@ -35,6 +35,7 @@ REFUSED = ("Vitess", "PlanetScale", "OceanBase")
 """Servers that speak MySQL's protocol and keep user locks, sessions or row locks in another way."""
 UNTRIED_PRODUCTS = ("TiDB",)
 """Servers of which it is not known whether all that locks rely on is as on MySQL."""
+ADVICE = "connect to a MySQL or MariaDB"
 
 SETTINGS = [
     "version",
@@ -99,9 +100,6 @@ def refuse_product(greeting: str, address: str) -> None:
     """Raise :class:`BackendRefused` for the version of a server that is only spoken to as a MySQL."""
     if product := _product(REFUSED, greeting):
         raise BackendRefused(f"{address}: {_stranger(product)}: {ADVICE}")
-
-
-ADVICE = "connect to a MySQL or MariaDB"
 
 
 def _stranger(product: str) -> str:

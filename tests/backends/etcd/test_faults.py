@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 import aiolock
-from aiolock import BackendError, BackendRefused
+from aiolock import BackendError, BackendRefused, BackendUnavailable
 from aiolock.backends.etcd.leases import for_session
 from aiolock.types import Level
 from tests.faults.proxy import Proxy
-from tests.faults.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, gets_the_lock, in_time, queued, until
 from tests.pace import pace
 from tests.servers import Etcd, ServerFailed
 
@@ -60,6 +60,40 @@ async def test_the_leader_goes_and_holds_stay(cluster, way):
                 cluster.start(leader)  # it ends with the thread that starts it
             else:
                 cluster.thaw(leader)
+
+
+async def test_a_name_that_leads_to_a_member_without_a_leader_is_followed_to_another_one(cluster, caplog):
+    async with (
+        Proxy("127.0.0.1", cluster.ports[0]) as name,
+        aiolock.connect(
+            f"etcd://127.0.0.1:{name.port}", namespace="moved", ttl=60, command_timeout=1
+        ) as client,
+    ):
+        lease = await client.lock("held").acquire()
+        try:
+            cluster.kill(1)
+            cluster.kill(2)
+
+            async def is_told():
+                with pytest.raises(BackendUnavailable) as caught:
+                    await client.lock("new").acquire()
+                return "knows of no leader" in str(caught.value)
+
+            await until(is_told)
+            stale = set(name.ends)
+        finally:
+            await asyncio.gather(*(asyncio.to_thread(cluster.start, member) for member in (1, 2)))
+        name.upstream = ("127.0.0.1", cluster.ports[1])
+        await in_time(lambda: gets_the_lock(client, "new"))
+        await in_time(lease.renew)
+        assert not stale & name.ends
+        assert lease.held
+    told = [
+        record
+        for record in caplog.records
+        if (record.name, record.levelname) == ("aiolock.connection", "WARNING")
+    ]
+    assert len(told) == 1
 
 
 async def test_a_majority_that_is_away_ends_holds_by_their_ttl_and_locks_work_when_it_is_back(cluster):

@@ -19,7 +19,8 @@ from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 from tests.backends.mongodb.conftest import Opened, opened, through
 from tests.faults.proxy import Proxy, mongodb_frames
-from tests.faults.staging import until
+from tests.faults.staging import in_time, until
+from tests.servers import MongoStandIn
 
 
 def sockets() -> set[str]:
@@ -178,3 +179,23 @@ def test_a_client_whose_loop_was_closed_first_complains_of_nothing(server):
         await until(lambda: not client._runtime.backend.store._connection._tasks)
 
     asyncio.run(use())
+
+
+@pytest.mark.ends_server
+async def test_a_name_that_leads_to_another_primary_is_followed(own):
+    """The driver keeps a direct connection to a member that has stepped down."""
+    with MongoStandIn() as successor:
+        async with opened(successor.url):
+            pass  # it has the collection
+        async with Proxy("127.0.0.1", own.port) as name, opened(through(own.url, name.port)) as store:
+            one = "tests/x"
+            await store.change(one, "")
+            stale = set(name.ends)
+            own.ask({"replSetStepDown": 3600, "force": True}, database="admin")
+            for _ in range(2):
+                with pytest.raises(BackendUnavailable) as caught:
+                    await store.change(one, "")
+                assert caught.value.retryable
+            name.upstream = ("127.0.0.1", successor.port)
+            await in_time(lambda: store.change(one, ""))
+            await until(lambda: not stale & name.ends, "the end of the connections to the member of before")
