@@ -96,7 +96,7 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
                 driver.terminate()
                 raise
     except Exception as error:
-        raise translate(error, address.text) from error
+        raise translate(error, address.text, plain=address.plain) from error
     return driver, facts
 
 
