@@ -122,7 +122,7 @@ def _all(meaning: Meaning, *names: str) -> Dialect:
 _OFF, _VERIFY = _sets("tls", "off"), _sets("tls", "verify")
 _CONTEXT = "hand over a certificate, a list or a rule of TLS as tls=, an ssl.SSLContext"
 _PERHAPS = _refused(
-    "TLS that is given up when the server does not offer it protects against nobody: write require (TLS, and the server is "
+    "TLS that is given up when the server does not offer it protects against no attacker: write require (TLS, and the server is "
     "verified) or disable"
 )
 _UNVERIFIED = _refused(

@@ -25,6 +25,7 @@ from aiolock.core.logs import Log, get_logger
 from aiolock.errors import ConfigError, meant, shorten
 
 __all__ = [
+    "NAME_AUTHORITY",
     "QUOTE",
     "Address",
     "Form",
@@ -49,6 +50,8 @@ __all__ = [
 log: Log = get_logger("aiolock")
 
 QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3F %23 %40 %3A"
+
+NAME_AUTHORITY = "name the authority that signed the server's certificate with tls_ca=, and the server as its certificate does"
 
 _HOST = re.compile(
     r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::([0-9]{1,9}))?"

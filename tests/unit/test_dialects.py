@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import ssl
+from pathlib import Path
 
 import pytest
 
@@ -277,3 +279,13 @@ def test_a_parameter_is_found_however_it_is_written(server):
         assert dialects.meaning_of(dialect, name.upper()) is dialect[name]
     assert dialects.meaning_of(dialect, "no_such") is None
     assert "unix_socket" not in PARTS
+
+
+@pytest.mark.parametrize("server", ["POSTGRESQL", "MYSQL", "REDIS", "MONGODB", "SQLITE"])
+def test_every_parameter_and_every_scheme_is_on_the_page(server):
+    page = (Path(__file__).parents[2] / "docs/how-to/addresses.md").read_text()
+    names = re.findall(r"`([\w+-]+)`", page)
+    named = {re.sub("[-_]", "", part).lower() for name in names for part in name.split("+")}
+    assert set(getattr(dialects, server)) - named == set()
+    written = {re.sub("[-_]", "", part) for alias in ALIASES for part in alias.split("+")}
+    assert written - named == set()

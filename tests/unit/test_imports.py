@@ -64,6 +64,7 @@ PACKAGES = {"core", "kinds", "cli.run", "backends.rows"}
 BACKENDS_MAY_IMPORT = {
     "backends.callers",
     "backends.diagnosis",
+    "backends.dial",
     "backends.dialects",
     "backends.experimental",
     "backends.rows",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Unpack
 
+from aiolock.backends.dial import dial
 from aiolock.backends.etcd import messages
 from aiolock.backends.etcd.channel import Channel, ProtocolError
 from aiolock.backends.etcd.errors import DENIED, NOT_ENABLED, RpcError, refused, unreachable
@@ -42,11 +43,7 @@ class NewConnection(asyncio.Protocol):
 
         Cancelling it leaves the transport, if there is one, to be closed by the caller.
         """
-        loop, tls = asyncio.get_running_loop(), self.address.tls
-        name = None if tls is None else self.host.name
-        transport, _ = await loop.create_connection(
-            lambda: self, self.host.name, self.host.port, ssl=tls, server_hostname=name
-        )
+        transport, _ = await dial(lambda: self, self.host.name, self.host.port, tls=self.address.tls)
         self.transport = transport
         self.channel.send = transport.write
         self.channel.begin()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, Unpack
 
 from aiolock.backends.diagnosis import numbers
+from aiolock.backends.dial import dial
 from aiolock.backends.memcached.protocol import (
     ERRORS,
     NOOP,
@@ -51,8 +52,7 @@ class NewConnection:
 
     async def open(self) -> None:
         """Connect, and check that the server is a memcached that this library can use."""
-        loop = asyncio.get_running_loop()
-        self.transport, _ = await loop.create_connection(
+        self.transport, _ = await dial(
             lambda: asyncio.StreamReaderProtocol(self._reader), self.host.name, self.host.port
         )
         # Longer than the header of the binary protocol, so that a server that speaks no other ends the connection.

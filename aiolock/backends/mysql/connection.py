@@ -145,7 +145,7 @@ class MySQLSession:
         except LockError:
             raise
         except Exception as error:
-            raise translate(error, self._address.text) from error
+            raise translate(error, self._address.text, plain=self._address.plain) from error
         self.id, self.server = int(answers[-1].rows[0][0]), str(answers[-1].rows[0][-1])
         if self.id != driver.thread_id():
             driver.abort()

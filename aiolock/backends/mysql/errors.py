@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 
 import pymysql.err
 
+from aiolock.backends.urls import NAME_AUTHORITY
 from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError, shorten
 
 __all__ = [
@@ -58,6 +60,8 @@ READ_ONLY_TRANSACTION = {1792}
 NO_SUCH_SAVEPOINT = {1305}
 XA_ENDED = {1399}
 """An XA transaction that takes no more statements, and has its locks until XA COMMIT or XA ROLLBACK."""
+TLS_ALONE = {1045, 3159, 1698}
+"""A login that was refused, perhaps because it came without TLS: an account that must use it is refused in the words of a wrong password."""
 NO_USE = {2026, 2061}
 """TLS, or a way of logging in, that one of both sides does not have: another try cannot help."""
 ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
@@ -111,10 +115,19 @@ def locked(error: BaseException) -> bool:
     return isinstance(error, Late) or code(error.__cause__) in NOT_NOW
 
 
-def translate(error: Exception, address: str) -> LockError:
-    """Return the error of this library for one of the driver's; the caller chains it."""
+def translate(error: Exception, address: str, *, plain: bool = False) -> LockError:
+    """Return the error of this library for one of the driver's; the caller chains it.
+
+    :param plain: a login without TLS failed, over a network.
+    """
     number = code(error)
     text = f"{address}: {_sentence(error)}"
+    if plain and number in TLS_ALONE:
+        text += (
+            "; if the server or this account admits TLS alone, write tls=verify into the address or beside it"
+        )
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+        return BackendRefused(f"{text}; {NAME_AUTHORITY}")
     if number in DEADLOCK:
         return DeadlockDetected([address])
     if number in OUTDATED:

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import aiomysql
 import pymysql.err
+from aiomysql.connection import _open_connection
 from pymysql.constants import CLIENT, COMMAND, CR, ER, FIELD_TYPE
 from pymysql.converters import decoders, through
 from pymysql.protocol import FieldDescriptorPacket
 
+from aiolock.backends.dial import open_socket
 from aiolock.core.tasks import settle
 from aiolock.core.wakeup import read_little
 
@@ -364,6 +366,23 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
             # It ended while the driver still read from it.
             self.abort()
             raise _lost(None)
+
+    async def _connect(self) -> None:
+        """Connect as the driver does, but to the first address of the host that answers."""
+        if self._unix_socket:
+            await super()._connect()
+            return
+        try:
+            opened = await open_socket(self._host, self._port)
+            self._reader, self._writer = await _open_connection(sock=opened)
+            self._set_keep_alive()
+            self._set_nodelay(True)  # noqa: FBT003 - a method of the driver
+            self._next_seq_id = 0
+            await self._get_server_information()
+            await self._request_authentication()
+        except OSError as error:
+            text = f"Can't connect to MySQL server on {self._host!r}"
+            raise pymysql.err.OperationalError(CR.CR_CONN_HOST_ERROR, text) from error
 
     async def _request_authentication(self) -> None:
         if self._ssl_context is not None and not self.server_capabilities & CLIENT.SSL:

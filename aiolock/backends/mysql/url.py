@@ -57,6 +57,11 @@ class Address:
     arguments: dict[str, Any] = field(repr=False)
     """The arguments of the driver, with the password."""
 
+    @property
+    def plain(self) -> bool:
+        """True if connections go over a network without TLS."""
+        return self.arguments["ssl"] is None and self.arguments["unix_socket"] is None
+
     async def connect(self, ended: Callable[[], None]) -> Driver:
         """Log in and return the connection; ``ended`` is called when it ends. Raises errors of the driver.
 

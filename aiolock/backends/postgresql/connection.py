@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from aiolock.backends.diagnosis import numbers
+from aiolock.backends.dial import Dialer
 from aiolock.backends.postgresql.errors import READ_ONLY, SWAPPED, TEMPORARY, sqlstate, translate
 from aiolock.backends.postgresql.primary import Role, find
 from aiolock.backends.postgresql.replication import Replication
@@ -109,6 +110,7 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
             driver = await asyncpg.connect(
                 **address.arguments,
                 connection_class=Driver,
+                loop=Dialer(),
                 # Statements are prepared once, and live as long as the connection.
                 max_cached_statement_lifetime=0,
                 timeout=None,  # pyright: ignore[reportArgumentType] # the limit is the one around it
@@ -142,7 +144,7 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
     except LockError:
         raise
     except Exception as error:
-        raise translate(error, address.text) from error
+        raise translate(error, address.text, plain=address.plain) from error
     return driver, facts
 
 

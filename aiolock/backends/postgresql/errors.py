@@ -9,6 +9,7 @@ import ssl
 
 import asyncpg
 
+from aiolock.backends.urls import NAME_AUTHORITY
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend
 
 __all__ = [
@@ -41,6 +42,10 @@ SWAPPED = (
     "sessions (pool_mode = session), or connect to the server itself"
 )
 
+NO_LOGIN = "28000"
+CHECKS_HBA = "ClientAuthentication"
+"""The function of the server that refuses logins by ``pg_hba.conf``."""
+PLAIN = "if the server admits TLS alone, as managed ones do, write tls=verify into the address or beside it"
 NO_TLS = "the server does not offer TLS, which was asked for"
 
 
@@ -49,10 +54,15 @@ def sqlstate(error: BaseException | None) -> str:
     return str(getattr(error, "sqlstate", None) or "") if isinstance(error, asyncpg.PostgresError) else ""
 
 
-def translate(error: Exception, address: str) -> BackendError:
-    """Return the error of this library for one of the driver's; the caller chains it."""
+def translate(error: Exception, address: str, *, plain: bool = False) -> BackendError:
+    """Return the error of this library for one of the driver's; the caller chains it.
+
+    :param plain: a login without TLS failed, over a network.
+    """
     code = sqlstate(error)
     text = f"{address}: {_sentence(error)}"
+    if plain and _demands_tls(error):
+        text += f"; {PLAIN}"
     if code in UNPREPARED:
         return UnsafeBackend(f"{text}; {SWAPPED}")
     if code == READ_ONLY:
@@ -60,12 +70,26 @@ def translate(error: Exception, address: str) -> BackendError:
         return BackendUnavailable(f"{text}; locks need a server that takes writes")
     if code == DISK_FULL:
         return BackendRefused(text, retryable=True)
-    if isinstance(error, ssl.SSLCertVerificationError) or NO_TLS in text:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BackendRefused(f"{text}; {NAME_AUTHORITY}")
+    if NO_TLS in text:
         return BackendRefused(text)
     if not code or code.startswith(TEMPORARY):
         # Without a code: the way to the server, or the connection is out of step.
         return BackendUnavailable(text)
     return BackendRefused(text)
+
+
+def _demands_tls(error: Exception) -> bool:
+    """Test whether a server, or a proxy before it, may have refused a login because it came without TLS.
+
+    A server says it by the function that found no line of ``pg_hba.conf``, because texts are translated; a proxy by words.
+    """
+    if sqlstate(error) == NO_LOGIN and getattr(error, "server_source_function", None) == CHECKS_HBA:
+        return True
+    return isinstance(error, asyncpg.PostgresError) and any(
+        word in str(error).lower() for word in ("ssl", "tls", "insecure")
+    )
 
 
 def _sentence(error: Exception) -> str:

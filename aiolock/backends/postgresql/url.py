@@ -60,6 +60,11 @@ class Address:
     hosts: tuple[Host, ...] = ()
     """Servers of which one is the primary, if the address names several; see :func:`~aiolock.backends.postgresql.primary.find`."""
 
+    @property
+    def plain(self) -> bool:
+        """True if connections go over a network without TLS."""
+        return not self.arguments["ssl"] and not self.arguments["host"].startswith("/")
+
     def at(self, host: Host) -> Self:
         """Return the address of one of its hosts."""
         arguments = self.arguments | {"host": host.name, "port": host.port}

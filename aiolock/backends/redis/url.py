@@ -22,6 +22,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
+from aiolock.backends.dial import open_socket
 from aiolock.backends.dialects import REDIS
 from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.urls import (
@@ -287,6 +288,8 @@ class Endpoint:
                 await greeted
 
         driver = self._kind(**self._kwargs, retry=Retry(NoBackoff(), 0), redis_connect_func=greet)  # type: ignore[arg-type]  # parameters of its protocols have other names
+        if isinstance(driver, Connection):
+            await self._dial(driver)
         try:
             await driver.connect()  # type: ignore[no-untyped-call]
             await self._check_server(driver)
@@ -296,6 +299,15 @@ class Endpoint:
             driver._reader = driver._writer = None  # noqa: SLF001 - else it warns about what it no longer owns
         # A collected writer closes its transport; in a forked child it would write to the parent's connection.
         writers[0].__class__ = _Silent
+
+    async def _dial(self, driver: Connection) -> None:
+        """Have the driver connect by a socket that leads to the first address of the host that answers."""
+        arguments = {**driver._connection_arguments()}  # noqa: SLF001 - the driver has no other way to take a socket
+        host = arguments.pop("host")
+        opened = await open_socket(host, arguments.pop("port"))
+        name = host if arguments.get("ssl") else None
+        arguments = {"server_hostname": name} | arguments | {"sock": opened}
+        driver._connection_arguments = lambda: arguments  # type: ignore[method-assign] # noqa: SLF001 - see above
 
     async def _check_server(self, driver: AbstractConnection) -> None:
         """Test that the server answers."""

@@ -17,6 +17,7 @@ from typing import Any, cast
 from aiozk import exc
 from aiozk import protocol as aiozk_protocol
 
+from aiolock.backends.dial import first, numeric
 from aiolock.backends.zookeeper.errors import InDoubt
 from aiolock.backends.zookeeper.protocol import INT, Operation, WatchEvent, read_event
 from aiolock.backends.zookeeper.url import Host
@@ -86,11 +87,15 @@ def _query(host: Host, query: asyncio.Future[list[str]]) -> None:
 class Search:
     """Find a server that works: try every address of every host in random order, each for a bounded time.
 
-    ``attempt(host, address, seconds)`` returns whether it ended with a connected session.
+    ``attempt(host, addresses, seconds)`` returns whether it ended with a connected session. It uses the address that answers
+    first, and takes out of the list what is not to be tried again.
     """
 
     def __init__(
-        self, hosts: tuple[Host, ...], random: Random, attempt: Callable[[Host, str, float], Awaitable[bool]]
+        self,
+        hosts: tuple[Host, ...],
+        random: Random,
+        attempt: Callable[[Host, list[str], float], Awaitable[bool]],
     ) -> None:
         self._hosts = hosts
         self._random = random
@@ -117,9 +122,9 @@ class Search:
             except (OSError, TimeoutError) as error:
                 self.error = error
                 continue
-            for address in addresses:
+            while addresses:
                 try:
-                    if await self._attempt(host, address, limit):
+                    if await self._attempt(host, addresses, limit):
                         return True
                 except Exception as error:  # noqa: BLE001 - whatever goes wrong, the next server is tried
                     self.error = error
@@ -190,10 +195,16 @@ class Connection(asyncio.Protocol):
 
     # --- opening
 
-    async def connect(self) -> None:
-        """Open the socket, and TLS on it; the caller bounds it. Cancelling it leaves nothing open."""
+    async def connect(self, addresses: Sequence[str] = ()) -> None:
+        """Open the socket, at the first of these addresses that answers, and TLS on it; the caller bounds it.
+
+        Cancelling it leaves nothing open.
+        """
+        where = [each for address in addresses or [self.host] for each in numeric(address, self.port)]
+        opened = await first(where)
+        self.host = opened.getpeername()[0]
         tls, name = self._tls, None if self._tls is None else self.where.name
-        await self._loop.create_connection(lambda: self, self.host, self.port, ssl=tls, server_hostname=name)
+        await self._loop.create_connection(lambda: self, sock=opened, ssl=tls, server_hostname=name)
 
     async def handshake(self, request: aiozk_protocol.ConnectRequest) -> Any:
         """Send the ConnectRequest and return the ConnectResponse; raises :class:`Refused` if there is none.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from aiolock.backends.diagnosis import failure, note, numbers, ok, warning
-from aiolock.backends.zookeeper.connection import Resolver
+from aiolock.backends.dial import open_socket
 from aiolock.backends.zookeeper.url import Address, Host
 from aiolock.types import Finding
 
@@ -88,16 +87,16 @@ async def ask(address: Address, within: float) -> list[Server]:
 async def _ask_one(address: Address, host: Host, within: float) -> Server:
     try:
         async with asyncio.timeout(within):
-            where = (await Resolver(Random()).resolve(host))[0]  # noqa: S311 - which address does not matter
-            status, settings = [await _word(where, host, address.tls, word) for word in (b"srvr", b"conf")]
+            status, settings = [await _word(host, address.tls, word) for word in (b"srvr", b"conf")]
     except (OSError, TimeoutError, EOFError, ValueError) as error:
         return Server(host, {}, {}, str(error) or f"no answer within {within:g} s")
     return Server(host, _read(status, ": "), _read(settings, "="))
 
 
-async def _word(where: str, host: Host, tls: Any, word: bytes) -> str:
+async def _word(host: Host, tls: Any, word: bytes) -> str:
+    name = None if tls is None else host.name
     reader, writer = await asyncio.open_connection(
-        where, host.port, ssl=tls, server_hostname=None if tls is None else host.name
+        sock=await open_socket(host.name, host.port), ssl=tls, server_hostname=name
     )
     try:
         writer.write(word)

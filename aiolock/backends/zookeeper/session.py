@@ -353,11 +353,15 @@ class Session:
             await backoff.pause()
         self._announce()
 
-    async def _attempt(self, host: Host, address: str, limit: float) -> bool:
-        conn = Connection(host, address, self._address.tls, self._received_zxid, self._received_event)
+    async def _attempt(self, host: Host, addresses: list[str], limit: float) -> bool:
+        among = addresses.copy()
+        # If none of them answers, none is left.
+        addresses.clear()
+        conn = Connection(host, among[0], self._address.tls, self._received_zxid, self._received_event)
         try:
             async with asyncio.timeout(limit):
-                await conn.connect()
+                await conn.connect(among)
+                addresses += [address for address in among if address != conn.host]
                 sent = self._clock()
                 reply = await conn.handshake(
                     aiozk_protocol.ConnectRequest(

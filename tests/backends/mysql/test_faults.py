@@ -510,8 +510,28 @@ async def test_tls_is_used_when_it_is_asked_for(tmp_path):
                 [answer] = await backend._context.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
                 assert answer.rows[0][1]
         for query in ("?tls=verify", f"?tls=verify&tls_ca={others.ca}"):
-            with pytest.raises(BackendUnavailable, match="certificate"):
+            with pytest.raises(BackendRefused, match=r"certificate.*tls_ca="):
                 await aiolock.connect(server.url + query).open()
+
+
+async def test_a_server_that_demands_tls_has_the_option_named(tmp_path):
+    ours = Certificates(tmp_path)
+    tls = [f"--ssl-cert={ours.cert}", f"--ssl-key={ours.key}", f"--ssl-ca={ours.ca}"]
+    init = (
+        f"CREATE USER onlytls@'127.0.0.1' IDENTIFIED BY '{PASSWORD}' REQUIRE SSL",
+        "GRANT ALL ON test.* TO onlytls@'127.0.0.1'",
+    )
+    with servers.MariaDB(extra=tls) as server:
+        for statement in init:
+            await as_root(server, statement)
+        login = f"mysql://onlytls:{quote(PASSWORD, safe='')}@127.0.0.1:{server.port}/test"
+        with pytest.raises(BackendRefused, match=r"1045.*TLS alone, write tls=verify"):
+            await aiolock.connect(login).open()
+        async with aiolock.connect(f"{login}?ssl_mode=VERIFY_CA&ssl_ca={ours.ca}") as client:
+            await gets_the_lock(client, "x")
+        await as_root(server, "SET GLOBAL require_secure_transport=ON")
+        with pytest.raises(BackendRefused, match="TLS alone, write tls=verify"):
+            await aiolock.connect(server.url).open()
 
 
 async def test_a_wrong_password_is_refused_and_not_shown(deployment):

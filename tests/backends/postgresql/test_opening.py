@@ -156,12 +156,14 @@ async def test_a_server_that_falls_silent_in_the_login_leaves_no_socket_open(enc
             await until(lambda: sockets() - before <= 2 * proxy.connections)
 
 
-async def test_a_server_that_wants_tls_refuses_without(encrypted):
-    await refused(url_of(encrypted, "onlytls"), BackendRefused, "onlytls")
+async def test_a_server_that_demands_tls_has_the_option_named(encrypted):
+    await refused(url_of(encrypted, "onlytls"), BackendRefused, "onlytls.*TLS alone.* tls=verify")
+    # Another reason why a login is refused.
+    await refused(url_of(encrypted, f"no_such:{QUOTED}"), BackendRefused, r"no_such.*\]$")
 
 
 async def test_a_certificate_that_is_not_trusted_is_refused(encrypted):
-    await refused(url_of(encrypted, query="?tls=verify"), BackendRefused, "certificate")
+    await refused(url_of(encrypted, query="?tls=verify"), BackendRefused, "certificate.*tls_ca=")
 
 
 async def test_a_certificate_for_another_host_is_refused(with_tls, tmp_path):
