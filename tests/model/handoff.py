@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from aiolock.backends.redis.commands import WHOLE
 from aiolock.backends.redis.connection import Pairing
-from aiolock.core.backend import confirmation_window, expires_at, margin
+from aiolock.core.backend import expires_at, margin
 from tests.model.redis_server import FREE, Change, Data, Scripts
 
 __all__ = ["ANSWERS", "COMMANDS", "MESSAGES", "Handoff"]
@@ -240,7 +240,7 @@ class Handoff:
     :param ticks: after which a run ends.
     :param others: further tasks of each client that wait when it locks.
     :param tries: clients may also try without waiting.
-    :param slow: channels of each client that are slow from the start, as a sum of ``COMMANDS``, ``ANSWERS`` and ``MESSAGES``.
+    :param slow: channels of each client that are slow on its first connection, as a sum of ``COMMANDS``, ``ANSWERS`` and ``MESSAGES``.
     :param feeds: the server of each client's first subscription; two servers if given.
     :param info: clients may ask for the run id of a server; else they count their own subscription.
     :param rates: seconds of each client's clock in a tick.
@@ -318,9 +318,7 @@ class Handoff:
             return ""
         tokens = [world.clients[i].token for i in inside]
         equal = " with equal tokens" if len(set(tokens)) < len(tokens) else ""
-        return f"EXCLUSION{equal}: " + " and ".join(
-            self.request(i, world.clients[i].number) for i in inside
-        )
+        return f"EXCLUSION{equal}: " + " and ".join(self.request(i, world.clients[i].number) for i in inside)
 
     # --- the local queue
 
@@ -339,16 +337,21 @@ class Handoff:
 
     def _begin(self, world: World, i: int, grant: Grant) -> None:
         client, now = world.clients[i], self.local(world, i)
-        client.phase, client.known, client.trying, client.renewing, client.asked = HOLDING, True, False, False, False
+        client.phase, client.known, client.trying, client.renewing, client.asked = (
+            HOLDING,
+            True,
+            False,
+            False,
+            False,
+        )
         client.token, client.left, client.until = grant.token, grant.count - 1, grant.until
         self._leave_queue(client)
         # A pushed grant is renewed after a third of its window, which is less than a tick.
         client.due = now if client.until - now < 1 else client.until - TTL * 2 / 3
         primary = world.servers[world.primary]
         assert primary is not None
-        client.foreign = (
-            grant.server == client.home != world.primary
-            and view(primary).owner != self.request(i, client.number)
+        client.foreign = grant.server == client.home != world.primary and view(primary).owner != self.request(
+            i, client.number
         )
 
     def _hand_over(self, world: World, i: int) -> None:
@@ -399,7 +402,7 @@ class Handoff:
         if pushed is not None and pushed.until > self.local(world, i):
             self._begin(world, i, pushed)
             return
-        if client.state == NEW:
+        if client.state in (NEW, HELD):
             client.state = ASKED
         client.doubts += 1
         client.attempt += 1
@@ -436,11 +439,12 @@ class Handoff:
 
     def _forget(self, client: Client) -> None:
         client.state, client.phase, client.doubts, client.ticket = NEW, IDLE, 0, -1
-        client.inbox, client.woken, client.queued, client.lost, client.trying = None, False, False, False, False
+        client.inbox, client.woken, client.queued = None, False, False
+        client.lost, client.trying = False, False
         client.until, client.due, client.renewing, client.asked, client.foreign = 0, 0, False, False, False
         self._leave_queue(client)
 
-    def _lose(self, world: World, i: int, number: int, server: int) -> str:
+    def _lose(self, world: World, i: int, number: int) -> str:
         """Take in that the hold of a claim is gone, as a message or an answer says."""
         client = world.clients[i]
         if number != client.number:
@@ -504,7 +508,9 @@ class Handoff:
         client.doubts -= 1
         client.pair = (answer[3 if answer[0] else 2], command.sent, now)
         if answer[0]:
-            return self._granted(world, i, Grant(*answer[1:3], self._until(world, i, command.sent), client.home))
+            return self._granted(
+                world, i, Grant(*answer[1:3], self._until(world, i, command.sent), client.home)
+            )
         lost, client.lost = client.lost, False
         if client.trying:
             self._forget(client)
@@ -513,7 +519,13 @@ class Handoff:
             # Pushed while the answer was on its way.
             self._request(world, i)
             return ""
-        client.state, client.ticket, client.queued, client.phase, client.known = QUEUED, answer[1], True, WAITING, True
+        client.state, client.ticket, client.queued, client.phase, client.known = (
+            QUEUED,
+            answer[1],
+            True,
+            WAITING,
+            True,
+        )
         if not client.waits:
             client.waits, client.beat = True, self._next_beat(world, i)
         client.check = now + answer[3] / 1_000_000
@@ -565,7 +577,7 @@ class Handoff:
         asked = isinstance(state, tuple)
         state = state[0] if asked else state
         if command.mark:
-            return self._lose(world, i, command.number, client.home) if state <= 0 else ""
+            return self._lose(world, i, command.number) if state <= 0 else ""
         client.pair = (server, command.sent, self.local(world, i))
         if client.phase != HOLDING or command.number != client.number:
             return "(nobody waits for it)"
@@ -573,7 +585,7 @@ class Handoff:
             self._ask(world, i)
         client.renewing = False
         if state <= 0:
-            return self._lose(world, i, command.number, client.home)
+            return self._lose(world, i, command.number)
         client.until = max(client.until, self._until(world, i, command.sent))
         client.due = client.until - TTL * 2 / 3
         client.foreign = client.foreign or client.home != world.primary
@@ -598,7 +610,9 @@ class Handoff:
         if client.state == HELD and client.inbox is None:
             client.asked = True
         if client.phase == HOLDING and not client.asked:
-            raise Broken(f"UNHEARD: the client of {self.request(i, client.number)} was asked to release, and its task is not told")
+            raise Broken(
+                f"UNHEARD: the client of {self.request(i, client.number)} was asked to release, and its task is not told"
+            )
 
     def _read(self, world: World, i: int) -> str:
         client, now = world.clients[i], self.local(world, i)
@@ -612,11 +626,11 @@ class Handoff:
         if what == "f":
             if client.same:
                 client.excuse = None
-                return self._lose(world, i, client.number, message.server)
+                return self._lose(world, i, client.number)
             if client.phase == HOLDING:
                 self._renew(world, i)
                 return "doubt"
-            return self._lose(world, i, client.number, message.server)
+            return self._lose(world, i, client.number)
         if not self._expects(client):
             return "not expected"
         if what == "n":
@@ -640,9 +654,8 @@ class Handoff:
 
     def _expects(self, client: Client) -> bool:
         """Tell whether a pushed grant is of use."""
-        if client.phase == HOLDING and "not while it holds" not in self.removed:
-            return False
-        return client.state == QUEUED or (client.doubts > 0 and client.state in (ASKED, HELD))
+        states = (ASKED, HELD) if "not while it holds" in self.removed else (ASKED,)
+        return client.state == QUEUED or (client.doubts > 0 and client.state in states)
 
     def _believed(self, client: Client, server: int, window: float, now: float) -> float | None:
         """Return until when a pushed grant is believed; ``None`` if the server has to be asked."""
@@ -691,7 +704,9 @@ class Handoff:
     def _subscribe(self, world: World, i: int, server: int) -> None:
         client = world.clients[i]
         client.feed, client.messages = server, ()
-        if "after subscribing" not in self.removed:
+        if "after subscribing" in self.removed:
+            client.same = True
+        else:
             self._came_up(world, i)
         client.pushed = client.feed is not None
         self._beat_now(world, i)
@@ -827,9 +842,9 @@ class Handoff:
                 world.kept = world.now + command.arguments[3]
             world.given_up = tuple(sorted({*world.given_up, request}))
         entered = name == "enter" and owner == request != previous
-        if name == "enter" and request in world.given_up:
-            if entered or (request in after.requests and request not in before.requests):
-                raise Broken(f"LATE: {request} was given up, and a late copy of it changes something")
+        joined = name == "enter" and request in after.requests and request not in before.requests
+        if request in world.given_up and (entered or joined):
+            raise Broken(f"LATE: {request} was given up, and a late copy of it changes something")
         if entered and request not in before.requests:
             for other in before.requests:
                 j = NAMES.index(other[0])
@@ -852,7 +867,8 @@ class Handoff:
             if previous == mine and owner != mine:
                 raise Broken(f"TAKEN: {name} of {NAMES[i]} ends the hold of {mine}, which is believed in")
             if granted and owner not in (mine, previous):
-                raise Broken(f"TOLD: {owner} is granted the lock while {mine} is believed in")
+                equal = " with equal tokens" if after.token <= client.token <= after.top else ""
+                raise Broken(f"TOLD{equal}: {owner} is granted the lock while {mine} is believed in")
         if granted and (owner != previous or after.token != before.token):
             if after.token <= world.top or after.top < after.token:
                 raise Broken(f"TOKEN: {owner} gets {after.token} to {after.top} after {world.top}")
@@ -904,7 +920,9 @@ class Handoff:
                 while self.grain >= 2 and client.answers and not client.slow & ANSWERS:
                     self._hear(world, i)
                     moved = True
-                while self.grain == 3 and client.messages and not client.slow & MESSAGES and not client.answers:
+                while (
+                    self.grain == 3 and client.messages and not client.slow & MESSAGES and not client.answers
+                ):
                     self._read(world, i)
                     moved = True
 
@@ -914,7 +932,11 @@ class Handoff:
         for i, client in enumerate(world.clients):
             name = NAMES[i]
             if client.sent and client.life != DEAD:
-                yield f"the server executes {client.sent[0].name} of {name}", lambda w, i=i: self._serve(w, i), ""
+                yield (
+                    f"the server executes {client.sent[0].name} of {name}",
+                    lambda w, i=i: self._serve(w, i),
+                    "",
+                )
             if client.life == STOPPED:
                 yield f"{name} resumes", lambda w, i=i: self._resume(w, i), ""
             if client.life != RUNNING:
@@ -965,7 +987,11 @@ class Handoff:
         if client.phase in (REQUESTING, WAITING):
             yield f"{name} cancels", lambda w: self._cancel(w, i), "cancel"
         if client.phase == HOLDING and client.until > self.local(world, i):
-            yield f"{name} releases, and keeps the lock for a tick", lambda w: self._end(w, i, keep=1000), "keep"
+            yield (
+                f"{name} releases, and keeps the lock for a tick",
+                lambda w: self._end(w, i, keep=1000),
+                "keep",
+            )
         for bit, what in CHANNELS.items():
             if not client.slow & 7 and bit <= 2 ** (self.grain - 1):
                 yield f"{what} of {name} become slow", lambda w, bit=bit: self._slow(w, i, bit), "slow"
@@ -989,27 +1015,50 @@ class Handoff:
                     "subscription",
                 )
         elif self.servers > 1:
-            yield f"{name} subscribes at the other server", lambda w: self._subscribe(w, i, 1 - w.primary), "astray"
+            yield (
+                f"{name} subscribes at the other server",
+                lambda w: self._subscribe(w, i, 1 - w.primary),
+                "astray",
+            )
         if client.phase != IDLE or client.leaving:
             for noticed, how in ((False, ""), (True, ", as the server notices")):
-                yield f"{name} dies{how}", lambda w, noticed=noticed: self._die(w, i, noticed=noticed), "crash"
+                yield (
+                    f"{name} dies{how}",
+                    lambda w, noticed=noticed: self._die(w, i, noticed=noticed),
+                    "crash",
+                )
             yield f"{name} is stopped", lambda w: self._stop(w, i), "stop"
 
     def _server_faults(self, world: World, budget: dict[str, int]) -> Iterator[Move]:
         data = world.servers[world.primary]
         assert data is not None
         if view(data).owner:
-            force, ask = (Command(name, 0, 0, 0, (text,)) for name, text in (("force", 0), ("request_release", "please")))
+            force, ask = (
+                Command(name, 0, 0, 0, (text,))
+                for name, text in (("force", 0), ("request_release", "please"))
+            )
             yield "force_release", lambda w: self._execute(w, 0, w.primary, force) and None, "force"
             yield "request_release", lambda w: self._execute(w, 0, w.primary, ask) and None, "ask"
-        yield f"the clock is set back by {STEP_BACK} ticks", lambda w: setattr(w, "offset", -STEP_BACK), "back"
+        yield (
+            f"the clock is set back by {STEP_BACK} ticks",
+            lambda w: setattr(w, "offset", -STEP_BACK),
+            "back",
+        )
         if budget["restart"] == 2:
             yield "the server saves its data", lambda w: setattr(w, "saved", w.servers[0]), "restart"
         else:
             yield "the server restarts with the data that were saved", self._restart, "restart"
         if world.primary == 0:
-            yield "the replica is promoted, and the primary is its replica", lambda w: self._promote(w, split=False), "switch"
-            yield "the replica is promoted, and the primary goes on", lambda w: self._promote(w, split=True), "split"
+            yield (
+                "the replica is promoted, and the primary is its replica",
+                lambda w: self._promote(w, split=False),
+                "switch",
+            )
+            yield (
+                "the replica is promoted, and the primary goes on",
+                lambda w: self._promote(w, split=True),
+                "split",
+            )
         elif world.servers[0] is not None:
             yield "the earlier primary becomes a replica", self._heal, ""
 
@@ -1047,8 +1096,9 @@ class Handoff:
         end = world.time + PATIENCE
         try:
             while True:
-                while any([self._fair(world, i, labels) for i in range(self.count)]):
-                    pass
+                moved = True
+                while moved:
+                    moved = sum([self._fair(world, i, labels) for i in range(self.count)]) > 0
                 running = [client for client in world.clients if client.life == RUNNING]
                 if world.time >= state[2] + 4 and all(
                     client.phase == IDLE and not client.leaving for client in running

@@ -47,9 +47,7 @@ class Scripts:
     :param counts: scripts may use ``PUBSUB NUMSUB``.
     """
 
-    def __init__(
-        self, changes: tuple[Change, ...] = (), *, family: str = "", counts: bool = True
-    ) -> None:
+    def __init__(self, changes: tuple[Change, ...] = (), *, family: str = "", counts: bool = True) -> None:
         texts = {name: source(family + name) for name in NAMES}
         for script, old, new in changes:
             changed = {name: text for name, text in texts.items() if script in ("", name) and old in text}

@@ -363,9 +363,7 @@ REMOVALS = (
 )
 
 LIVES = tuple(
-    Run(
-        rule, f"(12) another life of a hold: {rule}", "BELIEF", (), LivesModel, options={"removed": (rule,)}
-    )
+    Run(rule, f"(12) another life of a hold: {rule}", "BELIEF", (), LivesModel, options={"removed": (rule,)})
     for rule in (
         "the server ignores older requests",
         "a renewal prolongs nothing that was extended",
