@@ -59,6 +59,9 @@ SCHEMES = {
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper"),
 }
 
+_CLIENTS = {"valkey": "valkey-py", "coredis": "coredis"}
+"""Clients of a Redis or Valkey that cannot be handed over, by their package."""
+
 _QUORUM = _Entry("aiolock.backends.quorum:QuorumBackend")
 
 EVERY = ("namespace", "ttl", "on_loss", "label", "require", "command_timeout", "wait_for_server", "lazy")
@@ -78,6 +81,11 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     if any(cls.__module__.partition(".")[0] == "redis" for cls in type(url).__mro__):
         handed_over: Backend = _load(_REDIS)(client=url, **options)
         return handed_over
+    if (other := _CLIENTS.get(type(url).__module__.partition(".")[0])) is not None:
+        raise ConfigError(
+            f"this is a client of {other}, and connections are made with redis-py, which serves Valkey as well: give the address of "
+            "the server, such as 'redis://127.0.0.1:6379/0', or a redis.asyncio.Redis"
+        )
     if not isinstance(url, str):
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not a {type(url).__name__}"

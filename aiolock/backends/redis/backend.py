@@ -349,7 +349,8 @@ class RedisBackend(BaseBackend):
             self._push(pushed=True)
 
     def _message(self, payload: bytes) -> None:
-        self._messages.dispatch(self._connection.pairing if self._same.known else None, payload)
+        pairing = self._connection.pairing if self._same.known else None
+        self._messages.dispatch(lambda _: pairing, payload)
 
     def _up(self) -> None:
         self._same.check()

@@ -198,7 +198,7 @@ class Format:
         await self.read(driver)
 
     async def read(self, driver: AbstractConnection) -> None:
-        """Read the answer to the question; see :meth:`verify`."""
+        """Read the answer to the question, sent before; raises, and is cancelled, as :meth:`verify`."""
         try:
             version = await driver.read_response()
         except ResponseError:

@@ -117,8 +117,11 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     if not words:
         return
     error = from_reply(words[1].removeprefix("-"))
+    if str(error).startswith("READONLY"):
+        # Awaited later, when a primary has become one.
+        raise BackendRefused(str(error), retryable=True) from error
     if error.retryable:
-        # A replica, a full disk, too few replicas: not a matter of rights.
+        # A full disk, too few replicas: not a matter of rights.
         raise error
     commands = ", ".join(dict.fromkeys(words[::2]))
     raise BackendRefused(
@@ -137,7 +140,7 @@ def may_publish(counts: Sequence[int]) -> bool:
 
 
 class Pushing(Enum):
-    """How a waiter learns that it was granted the lock."""
+    """The ways in which a waiter learns that it was granted the lock."""
 
     PUSHED = "by a message"
     UNCOUNTED = "by a message that has it ask, because scripts may not count subscribers"

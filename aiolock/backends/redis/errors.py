@@ -29,7 +29,7 @@ _NOT_SENT = "not_sent"
 
 
 def not_sent(text: str) -> BackendUnavailable:
-    """Return the error of a command that never left this process, so that the server has certainly not executed it."""
+    """Return the error of a command that the server has certainly not executed, most likely because it never left this process."""
     error = BackendUnavailable(text)
     vars(error)[_NOT_SENT] = True
     return error
@@ -44,6 +44,11 @@ _CLUSTER = "this server is a node of a cluster: use redis+cluster:// with the ad
 _REPLICA = "this server is a replica, which takes no writes: give the address of the primary"
 _RIGHTS = "this account may not do in a script what locks need: grant it the commands, keys and channels of the documented ACL line"
 
+_NOT_EXECUTED = {
+    "READONLY": "this server is a replica, which takes no writes: if the address does not lead to the primary soon, give that "
+    "of the primary",
+}
+"""The server has become a replica: a new connection finds the primary, if the address leads there."""
 _UNAVAILABLE = {
     "LOADING": "the server is still loading its data; it serves when that is done",
     "BUSY": "the server is busy with a script that runs for too long: find it, or end it with SCRIPT KILL",
@@ -52,7 +57,6 @@ _UNAVAILABLE = {
     "TRYAGAIN": "the cluster is moving this lock to another node",
 }
 _REFUSED_FOR_NOW = {
-    "READONLY": _REPLICA,
     "OOM": "the server has used up its maxmemory: raise it, or remove what needs no lock server",
     "MISCONF": "the server takes no writes because it cannot save to its disk: its log says why",
     "NOREPLICAS": "the server takes no writes because too few replicas follow it (min-replicas-to-write)",
@@ -112,6 +116,8 @@ def from_reply(text: str) -> BackendError:
     code, _, words = text.partition(" ")
     if inner := _IN_SCRIPT.match(text):
         code = inner[1]
+    if code in _NOT_EXECUTED:
+        return not_sent(f"{code}: {_NOT_EXECUTED[code]}")
     if code in _UNAVAILABLE:
         return BackendUnavailable(f"{code}: {_UNAVAILABLE[code]}")
     if code in _REFUSED_FOR_NOW:

@@ -21,7 +21,7 @@ from aiolock.core.backend import Event, EventKind, EventQueue, expires_at
 from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendError, BackendUnavailable
 
-__all__ = ["Messages", "Subscriber"]
+__all__ = ["Messages", "PairingOf", "Subscriber"]
 
 DENIED_PAUSE = 30.0
 """Seconds after which a subscription that was denied is asked for again."""
@@ -130,6 +130,10 @@ class Subscriber(Transport):
             self._on_down()
 
 
+PairingOf = Callable[[RedisClaim], Pairing | None]
+"""Return the pairing of the server that published a message about a claim; ``None`` if another one may have the lock."""
+
+
 class Messages:
     """Dispatch of the messages on this client's channel: provisional grants, demand, losses and release requests.
 
@@ -147,11 +151,8 @@ class Messages:
         self._events = events
         self._on_register = on_register
 
-    def dispatch(self, pairing: Pairing | None, payload: bytes) -> None:
-        """Deliver one message; ``pairing`` is that of the connection to the server that published it.
-
-        ``None``: the message may be that of another server, so it is believed only as far as it has the server asked.
-        """
+    def dispatch(self, pairing_of: PairingOf, payload: bytes) -> None:
+        """Deliver one message; that of a server that may not have the lock only has the server of the lock asked."""
         what, _, rest = payload.decode("utf-8", "replace").partition(" ")
         if what == "c":
             self._on_register(rest)
@@ -162,13 +163,13 @@ class Messages:
         if claim is None:
             return
         if what == "g" and len(numbers) == 5 and all(map(_NUMBER.fullmatch, numbers)):
-            self._granted(claim, pairing, list(map(int, numbers)))
+            self._granted(claim, pairing_of(claim), list(map(int, numbers)))
         elif what == "n" and claim.waiting:
             claim.inbox.wake(WakeReason.NOTIFIED)
         elif what == "d":
             claim.note_waiters(self._clock())
         elif what == "f" and not claim.lose():
-            kind = EventKind.DOUBT if pairing is None else EventKind.LOST
+            kind = EventKind.DOUBT if pairing_of(claim) is None else EventKind.LOST
             self._events.put(Event(kind, claim, "force-released"))
         elif what == "a":
             self.ask(claim, text)

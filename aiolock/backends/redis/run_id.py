@@ -19,7 +19,7 @@ class RunId:
     def __init__(self) -> None:
         self.value: str | None = None
         self._closed = 0
-        """How often in a row the connection was closed when ``INFO`` was asked for."""
+        """Times in a row that the connection was closed when ``INFO`` was asked for."""
 
     def note(self, answer: object) -> None:
         """Take the answer to the question; a refusal, or what has no run id, leaves it unknown."""

@@ -1,4 +1,4 @@
-"""Whether the subscription of a client is at the server of its commands.
+"""Find out whether the subscription of a client is at the server of its commands.
 
 A name may come to mean another server: by a failover, a proxy, a service or DNS. One of the two connections then stays where
 it is, and brings messages of a server that the lock is not at: an earlier primary, or a replica, to which replication
@@ -32,7 +32,7 @@ def agree(commands: str | None, messages: str | None) -> bool | None:
 
 
 class SameServer:
-    """What is known of the two connections of one client; a subscription at another server is given up and made anew.
+    """The servers of the two connections of one client; a subscription at another one is given up and made anew.
 
     :param ids: run ids of the servers of the commands and of the messages.
     :param count: asks the server of the commands how many are subscribed to the channel of this client.

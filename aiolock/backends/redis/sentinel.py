@@ -177,10 +177,7 @@ class Sentinels(Endpoint):
             transport = await primary.connect(max(0.0, end - loop.time()), protocol, verify)
         except BackendError as error:
             self._failed = host
-            # An earlier primary may still be named for a while.
-            kind = BackendUnavailable if isinstance(error.__cause__, ReadOnlyError) else type(error)
-            failure = kind(f"{self.address}: {error}", retryable=error.retryable)
-            raise failure from error.__cause__
+            raise type(error)(f"{self.address}: {error}", retryable=error.retryable) from error.__cause__
         if self._latest is not latest and self._latest != host:
             # Announced while this connection was being made, so that it was not among those that were dropped.
             transport.set_protocol(asyncio.Protocol())

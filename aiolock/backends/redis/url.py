@@ -188,6 +188,12 @@ class Endpoint:
     @classmethod
     def of(cls, client: object) -> Endpoint:
         """Return the server of an application's ``redis.asyncio.Redis``: same address, user and TLS, other connections."""
+        pool = getattr(client, "connection_pool", None)
+        if _fake(type(client)) or _fake(getattr(pool, "connection_class", object)):
+            raise ConfigError(
+                "this is a client of fakeredis, which has no server that others could connect to: in tests, give connect() "
+                "memory:// or the address of a real server"
+            )
         if isinstance(client, redis.Redis | redis.RedisCluster):
             raise ConfigError(
                 "this is the synchronous client of redis-py; hand over a redis.asyncio.Redis instead"
@@ -197,7 +203,9 @@ class Endpoint:
         if isinstance(client, Pipeline):
             raise ConfigError("this is a pipeline; hand over the redis.asyncio.Redis that made it instead")
         if not isinstance(client, redis.asyncio.Redis):
-            raise ConfigError(f"client must be a redis.asyncio.Redis, not a {type(client).__name__}")
+            raise ConfigError(
+                f"client must be a redis.asyncio.Redis, not a {type(client).__name__}: give the address of the server instead"
+            )
         pool = client.connection_pool
         if isinstance(pool, SentinelConnectionPool):
             raise ConfigError(
@@ -333,6 +341,10 @@ class Endpoint:
                 return None
             link = link.__cause__ or link.__context__
         return error
+
+
+def _fake(kind: type) -> bool:
+    return any(cls.__module__.partition(".")[0] == "fakeredis" for cls in kind.__mro__)
 
 
 class _Silent(asyncio.StreamWriter):

@@ -340,6 +340,37 @@ async def test_who_listens_at_another_node_is_not_counted_and_hears_nothing(clus
         assert not [payload for payload in pushed if payload.startswith(b"g ")]
 
 
+async def test_a_grant_of_a_node_that_has_not_the_slot_only_has_its_node_asked(cluster, connect, namespace):
+    async with connect(cluster.url, ttl=300) as one, connect(cluster.url, ttl=300) as other:
+        name = named(cluster, 0)
+        held = await one.lock(name).acquire()
+        waiter = asyncio.create_task(other.lock(name).acquire())
+        await queued(one.lock(name), 1)
+        backend = other._backend
+        [claim] = backend.claims.values()
+        stranger = next(
+            node for node in backend._router.nodes.all.values() if node.host.port == cluster.ports[1]
+        )
+        stranger.pair()
+        await until(lambda: stranger.connection.pairing.latest is not None)
+        behind = asyncio.Event()
+        backend._messages.ask = lambda *_: behind.set()
+        async with redis.asyncio.Redis(port=cluster.ports[1]) as admin:
+            channel = f"{backend._channel}@{cluster.id(1)}"
+            seconds, micros = await admin.time()
+            grant = f"g {claim.request_id} 99 1 {seconds * 1_000_000 + micros} 5000 0"
+            assert await admin.publish(channel, grant) == 1
+            await admin.publish(channel, f"a {claim.request_id} 1 behind it")
+        await behind.wait()
+        assert claim.inbox.pushed is None
+        assert not waiter.done()
+        await held.release()
+        async with asyncio.timeout(PATIENCE):
+            lease = await waiter
+        assert lease.token > held.token
+        await lease.release()
+
+
 async def test_each_node_is_paired_with_its_own_clock_alone(cluster, connect):
     async with connect(cluster.url) as client:
         router = client._backend._router

@@ -7,9 +7,12 @@ import contextlib
 from contextlib import AsyncExitStack
 
 import pytest
+import redis.asyncio
 
 import aiolock
 from aiolock import BackendError, BackendUnavailable
+from aiolock.backends.redis.commands import load
+from tests.backends.redis.test_scripts import LIFE, TTL, Lock
 from tests.contract.deployments import Detoured
 from tests.faults.cluster_slots import named, nothing_is_left, owner, slot_of_name
 from tests.faults.proxy import Proxy
@@ -178,6 +181,51 @@ async def test_a_node_that_is_away_disturbs_nobody_who_needs_another(cluster, co
             await gone.release()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
+
+
+async def test_only_who_is_subscribed_at_the_node_of_the_lock_is_granted_it(
+    doubled, connect, namespace, monkeypatch
+):
+    index = next(number for number in range(6) if doubled.ask(number, "ROLE")[0] == "master")
+    other = replica_of(doubled, index)
+    name = named(doubled, index)
+    async with (
+        redis.asyncio.Redis(port=doubled.ports[index]) as admin,
+        redis.asyncio.Redis(port=doubled.ports[other]) as admin_there,
+        connect(doubled.url, ttl=5) as one,
+        connect(doubled.url, ttl=5) as two,
+    ):
+        # By script: who is subscribed at another node hears nothing and is granted nothing, whatever the channel.
+        lock, there, scripts = Lock(admin, namespace, name), Lock(admin_there, namespace), load(cluster=True)
+        channels = [f"b@{doubled.id(number)}" for number in (index, other)]
+        await there.listen(*channels)
+        for request in ("a:1", "b:1"):
+            await lock.call(scripts["enter"], request, TTL, 1, 0, "me", f"{LIFE} s -1")
+        assert await lock.call(scripts["release"], "a:1", 0) == 0
+        assert await lock.owner() is None
+        for channel in channels:
+            await admin.publish(f"{namespace}:1:to:{channel}", "behind it")
+            assert await there.heard() == (channel, "behind it")
+        await there.close()
+        await admin.delete(lock.key)
+        # By client: a subscription that ends up at the replica is to a channel of that node.
+        backend = two._backend
+        [node] = [one for one in backend._router.nodes.all.values() if one.host.port == doubled.ports[index]]
+        monkeypatch.setattr(node, "_agree", lambda _: None)
+        node._endpoints[1]._kwargs["port"] = doubled.ports[other]
+        node.subscriber.leave()
+        await until(lambda: node.subscriber.subscribed and node._endpoints[1].node == doubled.id(other))
+        heard = []
+        monkeypatch.setattr(backend._messages, "dispatch", lambda *both: heard.append(both))
+        held = await one.lock(name).acquire()
+        waiter = asyncio.create_task(two.lock(name).acquire())
+        await queued(one.lock(name), 1)
+        await held.release()
+        async with asyncio.timeout(PATIENCE):
+            lease = await waiter
+        assert lease.token > held.token
+        assert heard == []
+        await lease.release()
 
 
 async def test_without_any_node_there_is_no_cluster(connect):

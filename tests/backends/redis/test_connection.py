@@ -501,7 +501,7 @@ async def test_a_primary_that_became_a_replica_is_left(server, monkeypatch):
         down = asyncio.Event()
         async with connected(moving, on_down=down.set) as connection:
             await connection.call("REPLICAOF", "127.0.0.1", server.port)
-            with pytest.raises(BackendRefused, match="primary") as caught:
+            with pytest.raises(BackendUnavailable, match="primary") as caught:
                 await connection.call("SET", "key", "value")
             assert caught.value.retryable
             assert down.is_set()

@@ -39,7 +39,7 @@ FINAL, FOR_NOW = False, True
             "leave it out",
         ),
         ("LOADING Redis is loading the dataset in memory", BackendUnavailable, FOR_NOW, "loading"),
-        ("READONLY You can't write against a read only replica.", BackendRefused, FOR_NOW, "primary"),
+        ("READONLY You can't write against a read only replica.", BackendUnavailable, FOR_NOW, "primary"),
         (
             "OOM command not allowed when used memory > 'maxmemory'.",
             BackendRefused,
@@ -74,7 +74,7 @@ FINAL, FOR_NOW = False, True
         ),
         (
             "@user_script: 1: -READONLY You can't write against a read only replica.",
-            BackendRefused,
+            BackendUnavailable,
             FOR_NOW,
             "primary",
         ),
@@ -98,6 +98,11 @@ def test_arguments_that_the_server_repeats_are_not_shown(command):
     error = from_reply(f"ERR unknown command '{command}', with args beginning with: 'default' 'secret-word' ")
     assert "secret-word" not in str(error)
     assert command in str(error)
+
+
+def test_what_a_replica_refuses_was_certainly_not_executed():
+    assert not was_sent(from_reply("READONLY You can't write against a read only replica."))
+    assert was_sent(from_reply("LOADING Redis is loading the dataset in memory"))
 
 
 def test_an_error_that_was_not_sent_can_be_told_after_pickling():

@@ -11,6 +11,7 @@ import redis.asyncio
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, UnsafeBackend
+from tests.faults.proxy import resp_frames
 from tests.faults.redis_keys import Stopwatch, descriptors, nothing_is_left
 from tests.faults.staging import gets_the_lock, queued, until
 from tests.servers import Redis
@@ -187,13 +188,15 @@ async def test_a_read_only_replica_is_refused_with_a_hint_at_the_primary(mortal,
     await nothing_is_left(master, namespace)
 
 
-async def test_a_primary_that_becomes_a_replica_refuses_and_may_come_back(mortal, master, connect, namespace):
+async def test_a_primary_that_becomes_a_replica_is_unavailable_and_may_come_back(
+    mortal, master, connect, namespace
+):
     async with connect(mortal.url, ttl=300) as one, connect(mortal.url, ttl=300) as two:
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
         await master.execute_command("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(BackendRefused, match="primary") as refused:
+        with pytest.raises(BackendUnavailable, match="primary") as refused:
             await one.lock("y").acquire()
         assert refused.value.retryable
         assert held.held
@@ -294,3 +297,42 @@ async def test_a_server_that_evicts_is_warned_about_and_can_be_refused(connect, 
         error = await refusal(connect(server.url, require={"no-eviction"}))
     assert isinstance(error, UnsafeBackend)
     assert "no-eviction" in str(error)
+
+
+# --- a proxy that knows few commands
+
+
+@contextlib.asynccontextmanager
+async def closing(patience: int) -> AsyncIterator[str]:
+    """The address of what answers PING, and closes the connection at any other command, so many times."""
+    left = patience
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        frames = resp_frames()
+        with contextlib.closing(writer):
+            while data := await reader.read(65536):
+                for frame in frames.feed(data):
+                    if b"PING" in frame:
+                        writer.write(b"+PONG\r\n")
+                    elif left:
+                        left -= 1
+                        return
+                    else:
+                        writer.write(b"-ERR unknown command\r\n")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_proxy_without_scripts_is_refused_by_that_name(connect):
+    async with closing(1_000_000) as url:
+        with pytest.raises(BackendRefused, match=r"proxies such as twemproxy.* address of the server itself"):
+            await connect(url).open()
+
+
+async def test_one_connection_that_is_closed_at_that_moment_is_no_proxy(connect):
+    async with closing(1) as url:
+        with pytest.raises(BackendRefused, match="unknown command"):
+            await connect(url).open()

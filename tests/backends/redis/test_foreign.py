@@ -25,6 +25,7 @@ NUMBER = "7" * 5000
         f"a {{}} {NUMBER} reason",
         "",
         "g",
+        "n",
         "c",
     ],
 )

@@ -111,27 +111,31 @@ async def soon(waiter: asyncio.Task[aiolock.Lease]) -> aiolock.Lease:
 )
 async def test_a_message_that_only_a_replica_brings_lets_nobody_in(pair, connect, kind, user):
     lock_of = KINDS[kind]
-    async with apart(pair) as name, connect(pair[0].url, ttl=5) as one, connect(pair[0].url, ttl=5) as three:
-        async with connect(name.url(user), ttl=5) as two:
-            held = await lock_of(one).acquire()
-            inside: list[int] = []
+    async with (
+        apart(pair) as name,
+        connect(pair[0].url, ttl=5) as one,
+        connect(name.url(user), ttl=5) as two,
+        connect(pair[0].url, ttl=5) as three,
+    ):
+        held = await lock_of(one).acquire()
+        inside: list[int] = []
 
-            async def wait() -> None:
-                async with lock_of(two).acquire() as lease:
-                    inside.append(lease.token)
+        async def wait() -> None:
+            async with lock_of(two).acquire() as lease:
+                inside.append(lease.token)
 
-            waiter = asyncio.create_task(wait())
-            await queued(lock_of(one), 1)
-            # Nothing that the waiter sends arrives, so it cannot confirm a grant; messages arrive.
-            name.up.blackhole()
-            await held.release()
-            async with lock_of(three).acquire() as lease:
-                assert inside == []
-                assert lease.token > held.token
-                name.up.heal()
-            async with asyncio.timeout(PATIENCE):
-                await waiter
-            assert inside[0] > lease.token
+        waiter = asyncio.create_task(wait())
+        await queued(lock_of(one), 1)
+        # Nothing that the waiter sends arrives, so it cannot confirm a grant; messages arrive.
+        name.up.blackhole()
+        await held.release()
+        async with lock_of(three).acquire() as lease:
+            assert inside == []
+            assert lease.token > held.token
+            name.up.heal()
+        async with asyncio.timeout(PATIENCE):
+            await waiter
+        assert inside[0] > lease.token
 
 
 @pytest.fixture(params=["mutex", "shared"])
@@ -237,6 +241,46 @@ async def test_a_name_that_moves_in_a_failover_lets_no_two_in_and_pushes_again(c
             assert all(len(set(given)) == len(given) for given in tokens.values())
             assert all(client._backend._mutex.wakeups.pushed for client in clients)
             assert caplog.text.count("messages come from another server") <= len(clients)
+
+
+async def test_a_server_that_has_become_a_replica_is_unavailable_for_now_and_left(connect, caplog):
+    with Redis(extra=AT_ONCE) as old, Redis(extra=AT_ONCE) as new:
+        follow(new, old)
+        async with Balanced(old.port) as name, connect(name.url(), ttl=300) as client:
+            held = await client.lock("held").acquire()
+            with redis.Redis(port=new.port) as promoted, redis.Redis(port=old.port) as demoted:
+                demoted.set("behind it", "")
+                assert demoted.wait(1, 30_000) == 1
+                promoted.replicaof("NO", "ONE")
+                demoted.replicaof("127.0.0.1", new.port)
+            errors: set[tuple[type[Exception], bool]] = set()
+
+            async def gets_in() -> bool:
+                try:
+                    async with client.lock("x"):
+                        return True
+                except aiolock.BackendError as error:
+                    errors.add((type(error), error.retryable))
+                    return False
+
+            # The name still leads to the old one.
+            assert not await gets_in()
+            name.lead(new.port)
+            await until(gets_in)
+            assert errors == {(aiolock.BackendUnavailable, True)}
+            assert held.held
+            assert caplog.text.count("lost the connection to") == 1
+            assert "READONLY" in caplog.text
+            await until(lambda: name.at(new) == 2 and client._backend._same.known)
+        # A client that is opened there is refused at once.
+        with pytest.raises(aiolock.BackendRefused, match=r"READONLY: .* of the primary"):
+            await connect(old.url).open()
+        with redis.Redis(port=old.port) as demoted:
+            demoted.acl_setuser(
+                "blind", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-info"]
+            )
+        with pytest.raises(aiolock.BackendRefused, match=r"READONLY: .* of the primary"):
+            await connect(f"redis://blind:x@127.0.0.1:{old.port}/0").open()
 
 
 async def test_an_earlier_primary_that_still_pushes_is_not_believed(connect, namespace):

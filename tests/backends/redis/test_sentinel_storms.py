@@ -347,7 +347,11 @@ async def test_a_server_that_has_become_a_replica_is_left_at_its_first_refusal(c
             assert not at(client, server)
             oracle.primary = host_of(other)
             async with client.lock("x"):
-                assert client._backend._endpoint.primaries[client._backend._connection] == host_of(other)
+                backend = client._backend
+                assert backend._endpoint.primaries[backend._connection] == host_of(other)
+            # Nobody announces it to the subscription, which is found to be at another server.
+            await until(lambda: backend._same.known)
+            assert backend._endpoint.primaries[backend._subscriber] == host_of(other)
 
 
 async def test_what_is_no_sentinel_and_whose_password_is_wrong_is_said(connect):

@@ -164,6 +164,42 @@ async def test_a_client_of_another_kind_is_refused(client, hint):
         Endpoint.of(client())
 
 
+class FakeAsyncRedis(redis.asyncio.Redis):
+    __module__ = "fakeredis.aioredis"
+
+
+class FakeRedis(redis.Redis):
+    __module__ = "fakeredis._server"
+
+
+class FakeConnection(redis.asyncio.Connection):
+    __module__ = "fakeredis.aioredis"
+
+
+def _faked() -> redis.asyncio.Redis:
+    pool = redis.asyncio.ConnectionPool(connection_class=FakeConnection)
+    return redis.asyncio.Redis(connection_pool=pool)
+
+
+@pytest.mark.parametrize(
+    "client", [FakeAsyncRedis, FakeRedis, _faked], ids=["asyncio", "synchronous", "pool"]
+)
+async def test_a_client_of_fakeredis_is_told_of_memory(client):
+    with pytest.raises(ConfigError, match="memory://"):
+        aiolock.connect(client())
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("valkey.asyncio.client", "valkey-py"), ("coredis.client", "coredis")]
+)
+def test_a_client_of_another_library_is_told_what_to_give_instead(module, name):
+    client = type("Redis", (), {"__module__": module})()
+    with pytest.raises(
+        ConfigError, match=rf"{name}.* 'redis://127\.0\.0\.1:6379/0', or a redis\.asyncio\.Redis"
+    ):
+        aiolock.connect(client)
+
+
 @pytest.mark.parametrize("beside", [{"password": "x"}, {"client_name": "x"}, {"lacks": 1}])
 async def test_nothing_is_given_beside_a_client(beside):
     with pytest.raises(ConfigError, match=rf"{next(iter(beside))}: the client brings"):

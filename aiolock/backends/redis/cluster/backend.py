@@ -17,6 +17,7 @@ from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
 from aiolock.backends.redis.commands import LOADED, PUBLISH, Issue, Scripts, encode, load
+from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
 from aiolock.backends.redis.url import survey
 from aiolock.backends.transport import Transport
@@ -81,7 +82,7 @@ class ClusterBackend(BaseBackend):
             channel=self._channel,
             scripts=[SCRIPTS[name] for name in LOADED],
             verify=self._format.verify,
-            on_message=lambda pairing, payload: self._messages.dispatch(pairing, payload),
+            on_message=self._message,
             on_up=self._node_up,
             on_moved=self._slots_moved,
             on_change=self._change,
@@ -205,6 +206,13 @@ class ClusterBackend(BaseBackend):
         self._push(
             pushed=self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
         )
+
+    def _message(self, node: Node, payload: bytes) -> None:
+        def pairing_of(claim: RedisClaim) -> Pairing | None:
+            # A node that has lost the slot may not know it yet.
+            return node.connection.pairing if self._router.node(claim.key) is node else None
+
+        self._messages.dispatch(pairing_of, payload)
 
     def _node_up(self, node: Node) -> None:
         # It may be another server now, or have lost data.

@@ -16,7 +16,7 @@ from hiredis import ReplyError
 
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, NodeEndpoint, Seeds, parse
 from aiolock.backends.redis.commands import Reply, Script
-from aiolock.backends.redis.connection import Connection, Pairing
+from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import Verify, answers, survey, why_none
 from aiolock.backends.transport import ConnectionState, Hook, Options
@@ -46,7 +46,7 @@ class NodeContext:
     channel: str
     scripts: Sequence[Script]
     verify: Verify
-    on_message: Callable[[Pairing, bytes], object]
+    on_message: Callable[[Node, bytes], object]
     on_up: Callable[[Node], object]
     """Is called whenever commands can be sent to a node again."""
     on_moved: Callable[[set[int]], object]
@@ -84,7 +84,7 @@ class Node:
         self.subscriber = Subscriber(
             self._endpoints[1],
             lambda: f"{context.channel}@{self._endpoints[1].node}",
-            on_message=partial(context.on_message, self.connection.pairing),
+            on_message=partial(context.on_message, self),
             on_up=self._subscribed,
             on_down=context.on_change,
             **context.options,

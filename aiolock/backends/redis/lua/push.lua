@@ -1,7 +1,7 @@
 -- push: tell a waiter's client of its grant, if it is subscribed at this server. Part of serve and many_serve.
 -- Returns how many got the message; nothing if none was published: a token that was is used up, whatever the number.
--- The subscribers are counted before: replication carries every message to the replicas, also one that nobody here receives, and a client that is
--- subscribed at one of them would take for granted what is taken back here. Without the right to count, the message names
+-- The subscribers are counted before: replication carries every message to the replicas, also one that has no receiver here, and a client that is
+-- subscribed at one of them would believe a grant that is taken back here. Without the right to count, the message names
 -- no token, and the client asks. Without the right to publish, no push arrives.
 local function push(nth, process, request, token, count, now, window, waiting)
   local to = channel(KEYS[nth], process)
