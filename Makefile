@@ -11,7 +11,7 @@ REAL = $(filter-out %-standin,$(SERVERS))
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13 3.14
 # Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock
-MATRIX ?= pythons oldest newest mysql9.7 mariadb11.8 postgresql15 gate
+MATRIX ?= pythons oldest newest mysql9.7 mariadb11.8 postgresql15 model gate
 # More arguments for pytest
 PYTEST_ARGS ?=
 # What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
@@ -83,7 +83,7 @@ pythons: servers
 oldest newest: .venv-arq/arq.stamp servers
 	PYTHON="$(PYTHON)" tests/dependencies.sh $@ $(PYTEST_ARGS)
 
-## make matrix            other Pythons, servers and dependencies, eager tasks, benchmarks --gate (90 min)
+## make matrix            other Pythons, servers and dependencies, eager tasks, the model, benchmarks --gate (100 min)
 # SERVERS is what the other Pythons are tested with, MATRIX says what is tested
 matrix: .venv/dev.stamp .venv/bench.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(REAL)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)

@@ -24,7 +24,7 @@ started=$SECONDS
 # has it.
 "$python" -m pytest -q -m "not slow" --numprocesses "${WORKERS:-8}" --dist worksteal tests/unit tests/contract \
     --ignore tests/unit/test_mutants.py --ignore tests/unit/test_schedules.py --ignore tests/unit/test_rows_schedules.py \
-    --ignore tests/unit/test_rows_model.py --ignore tests/unit/test_quiet.py "$@" | tee "$output"
+    --ignore tests/unit/test_rows_model.py --ignore tests/unit/test_redis_model.py --ignore tests/unit/test_quiet.py "$@" | tee "$output"
 [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
 took+=("tests $((SECONDS - started)) s")
 passed=$(sed 's/\x1b\[[0-9;]*m//g' "$output" | grep -oE '[0-9]+ passed' | tail -n 1 | grep -oE '[0-9]+')

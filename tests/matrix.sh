@@ -6,6 +6,7 @@
 # mysql9.7 mariadb11.8   the contract in every mode and all tests of the MySQL backend on this server, which is
 #               downloaded unless it is there (tests/sid.sh)
 # postgresql15  the contract and all tests of the PostgreSQL backend on Debian's version 15, which is installed by apt
+# model         python -m tests.model redis, with longer bounds than `make test` has
 # gate          python -m benchmarks --gate
 #
 # Every part runs, also after one has failed; the last lines say what passed in each and how long it took.
@@ -20,7 +21,7 @@ count() { # TITLE COMMAND...
     output=$(mktemp)
     echo "== $title"
     "$@" 2>&1 | tee "$output" || status=1
-    counted=$(sed 's/\x1b\[[0-9;]*m//g' "$output" | grep -E '[0-9]+ (passed|failed|error)|^Other Pythons|^gate: ' | tail -n 1)
+    counted=$(sed 's/\x1b\[[0-9;]*m//g' "$output" | grep -E '[0-9]+ (passed|failed|error)|^Other Pythons|^gate: |unexpected results' | tail -n 1)
     counts+=("$title: ${counted:-no test ran} [$((SECONDS - started)) s]")
     rm -f "$output"
 }
@@ -43,6 +44,10 @@ for part in "$@"; do
             count "$part, tests/backends/postgresql" \
                 "$python" -m pytest -q -n 2 --dist worksteal tests/backends/postgresql
             unset AIOLOCK_SERVERS AIOLOCK_POSTGRES AIOLOCK_WHOLE_CONTRACT
+            continue
+            ;;
+        model)
+            count "model of the Redis hand-off" "$python" -m tests.model redis --states 400000 --seconds 12
             continue
             ;;
         gate)

@@ -165,7 +165,7 @@ class Certainty(ABC):
 class Claim(ABC):
     """One request at the server, from the first acquire to the release; not used again after it."""
 
-    __slots__ = ("_inbox", "contended_since", "fixed", "present", "request", "validity")
+    __slots__ = ("_inbox", "contended_since", "early", "fixed", "present", "request", "validity")
 
     asks_again: bool = False
     """True if a grant that arrived after its own end has a full ttl again when the same claim repeats its request."""
@@ -180,6 +180,8 @@ class Claim(ABC):
         """For the next renewal to report; set by the renewal scheduler. ``None`` if no task waits, and none has handed it over."""
         self.validity: Certainty | None = None
         """Set by the listener to the backend's events."""
+        self.early: Event | None = None
+        """A request to release that was reported before the grant; the renewal scheduler reports it when the hold begins."""
         self._inbox: Inbox[Grant] | None = None
 
     @property

@@ -239,7 +239,12 @@ class RenewalScheduler:
 
     def add(self, validity: Validity) -> None:
         """Watch a validity until it is discarded or lost."""
-        validity.claim.validity = validity
+        claim = validity.claim
+        claim.validity = validity
+        if claim.early is not None:
+            # There is no holder yet to report it to.
+            self._backend.events.put(claim.early)
+            claim.early = None
         self._new[validity] = None
         validity.queue = self._new
         self._attend(validity.due)
@@ -533,6 +538,8 @@ class RenewalScheduler:
                 self.lose(validity, event.reason)
         elif event.kind is EventKind.REQUESTED and isinstance(validity, Validity):
             self._report(validity, event)
+        elif event.kind is EventKind.REQUESTED and event.claim is not None:
+            event.claim.early = event
         elif event.kind is EventKind.DOUBT:
             doubtful = [
                 validity

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from aiolock.backends.redis.commands import WHOLE
 from aiolock.backends.redis.connection import Pairing
-from aiolock.core.backend import confirmation_window, expires_at, margin
+from aiolock.core.backend import expires_at, margin
 from tests.model.redis_server import FREE, Change, Data, Scripts
 
 __all__ = ["ANSWERS", "COMMANDS", "MESSAGES", "Handoff"]
@@ -240,7 +240,7 @@ class Handoff:
     :param ticks: after which a run ends.
     :param others: further tasks of each client that wait when it locks.
     :param tries: clients may also try without waiting.
-    :param slow: channels of each client that are slow from the start, as a sum of ``COMMANDS``, ``ANSWERS`` and ``MESSAGES``.
+    :param slow: channels of each client that are slow on its first connection, as a sum of ``COMMANDS``, ``ANSWERS`` and ``MESSAGES``.
     :param feeds: the server of each client's first subscription; two servers if given.
     :param info: clients may ask for the run id of a server; else they count their own subscription.
     :param rates: seconds of each client's clock in a tick.
@@ -402,7 +402,7 @@ class Handoff:
         if pushed is not None and pushed.until > self.local(world, i):
             self._begin(world, i, pushed)
             return
-        if client.state == NEW:
+        if client.state in (NEW, HELD):
             client.state = ASKED
         client.doubts += 1
         client.attempt += 1
@@ -439,17 +439,12 @@ class Handoff:
 
     def _forget(self, client: Client) -> None:
         client.state, client.phase, client.doubts, client.ticket = NEW, IDLE, 0, -1
-        client.inbox, client.woken, client.queued, client.lost, client.trying = (
-            None,
-            False,
-            False,
-            False,
-            False,
-        )
+        client.inbox, client.woken, client.queued = None, False, False
+        client.lost, client.trying = False, False
         client.until, client.due, client.renewing, client.asked, client.foreign = 0, 0, False, False, False
         self._leave_queue(client)
 
-    def _lose(self, world: World, i: int, number: int, server: int) -> str:
+    def _lose(self, world: World, i: int, number: int) -> str:
         """Take in that the hold of a claim is gone, as a message or an answer says."""
         client = world.clients[i]
         if number != client.number:
@@ -582,7 +577,7 @@ class Handoff:
         asked = isinstance(state, tuple)
         state = state[0] if asked else state
         if command.mark:
-            return self._lose(world, i, command.number, client.home) if state <= 0 else ""
+            return self._lose(world, i, command.number) if state <= 0 else ""
         client.pair = (server, command.sent, self.local(world, i))
         if client.phase != HOLDING or command.number != client.number:
             return "(nobody waits for it)"
@@ -590,7 +585,7 @@ class Handoff:
             self._ask(world, i)
         client.renewing = False
         if state <= 0:
-            return self._lose(world, i, command.number, client.home)
+            return self._lose(world, i, command.number)
         client.until = max(client.until, self._until(world, i, command.sent))
         client.due = client.until - TTL * 2 / 3
         client.foreign = client.foreign or client.home != world.primary
@@ -631,11 +626,11 @@ class Handoff:
         if what == "f":
             if client.same:
                 client.excuse = None
-                return self._lose(world, i, client.number, message.server)
+                return self._lose(world, i, client.number)
             if client.phase == HOLDING:
                 self._renew(world, i)
                 return "doubt"
-            return self._lose(world, i, client.number, message.server)
+            return self._lose(world, i, client.number)
         if not self._expects(client):
             return "not expected"
         if what == "n":
@@ -659,9 +654,8 @@ class Handoff:
 
     def _expects(self, client: Client) -> bool:
         """Tell whether a pushed grant is of use."""
-        if client.phase == HOLDING and "not while it holds" not in self.removed:
-            return False
-        return client.state == QUEUED or (client.doubts > 0 and client.state in (ASKED, HELD))
+        states = (ASKED, HELD) if "not while it holds" in self.removed else (ASKED,)
+        return client.state == QUEUED or (client.doubts > 0 and client.state in states)
 
     def _believed(self, client: Client, server: int, window: float, now: float) -> float | None:
         """Return until when a pushed grant is believed; ``None`` if the server has to be asked."""
@@ -710,7 +704,9 @@ class Handoff:
     def _subscribe(self, world: World, i: int, server: int) -> None:
         client = world.clients[i]
         client.feed, client.messages = server, ()
-        if "after subscribing" not in self.removed:
+        if "after subscribing" in self.removed:
+            client.same = True
+        else:
             self._came_up(world, i)
         client.pushed = client.feed is not None
         self._beat_now(world, i)
@@ -846,9 +842,9 @@ class Handoff:
                 world.kept = world.now + command.arguments[3]
             world.given_up = tuple(sorted({*world.given_up, request}))
         entered = name == "enter" and owner == request != previous
-        if name == "enter" and request in world.given_up:
-            if entered or (request in after.requests and request not in before.requests):
-                raise Broken(f"LATE: {request} was given up, and a late copy of it changes something")
+        joined = name == "enter" and request in after.requests and request not in before.requests
+        if request in world.given_up and (entered or joined):
+            raise Broken(f"LATE: {request} was given up, and a late copy of it changes something")
         if entered and request not in before.requests:
             for other in before.requests:
                 j = NAMES.index(other[0])
@@ -871,7 +867,8 @@ class Handoff:
             if previous == mine and owner != mine:
                 raise Broken(f"TAKEN: {name} of {NAMES[i]} ends the hold of {mine}, which is believed in")
             if granted and owner not in (mine, previous):
-                raise Broken(f"TOLD: {owner} is granted the lock while {mine} is believed in")
+                equal = " with equal tokens" if after.token <= client.token <= after.top else ""
+                raise Broken(f"TOLD{equal}: {owner} is granted the lock while {mine} is believed in")
         if granted and (owner != previous or after.token != before.token):
             if after.token <= world.top or after.top < after.token:
                 raise Broken(f"TOKEN: {owner} gets {after.token} to {after.top} after {world.top}")
@@ -1099,8 +1096,9 @@ class Handoff:
         end = world.time + PATIENCE
         try:
             while True:
-                while any([self._fair(world, i, labels) for i in range(self.count)]):
-                    pass
+                moved = True
+                while moved:
+                    moved = sum([self._fair(world, i, labels) for i in range(self.count)]) > 0
                 running = [client for client in world.clients if client.life == RUNNING]
                 if world.time >= state[2] + 4 and all(
                     client.phase == IDLE and not client.leaving for client in running

@@ -58,6 +58,8 @@ class Asked(Claim):
 class Events(asyncio.Queue[Any]):
     """Events of a backend, of which some are errors."""
 
+    put = asyncio.Queue.put_nowait  # type: ignore[assignment]
+
     async def get(self) -> Event:
         event = await super().get()
         if isinstance(event, Exception):
@@ -647,6 +649,25 @@ async def test_a_report_that_raises_costs_no_other_lease_its_renewal(stage):
     assert kept.until > stage.clock()
     assert lost.until <= stage.clock(), "it is not held, although nobody was told"
     assert {record.getMessage() for record in records} == {"notifying the holder of 'x' failed"}
+
+
+@staged
+async def test_a_request_to_release_before_the_grant_is_reported_when_the_hold_begins(stage):
+    told = []
+    stage.report = lambda validity, event: told.append(event)
+    claim = Asked(Request("x", MUTEX, TTL, "me"))
+    stage.events.put_nowait(Event(EventKind.REQUESTED, claim, text="please"))
+    await asyncio.sleep(1)
+    validity = Validity(
+        claim,
+        Grant(1, 1, expires_at(stage.clock(), TTL), demand=False),
+        stage.clock(),
+        lambda event: stage.report(validity, event),
+    )
+    stage.scheduler.add(validity)
+    assert told == [], "no hold has been lent yet"
+    await asyncio.sleep(1)
+    assert [event.text for event in told] == ["please"]
 
 
 @staged

@@ -16,6 +16,7 @@ from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
 from aiolock.core.backend import NEVER, Grant, Release, Request, expires_at
 from aiolock.core.capabilities import Downgrade, Extension
+from aiolock.core.inbox import WakeReason
 from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.errors import (
     BackendError,
@@ -82,7 +83,7 @@ Begun = tuple["asyncio.Future[int]", bool, float]
 class RedisClaim(Extension):
     """A claim whose attempts, pushed grants and release share one request id."""
 
-    __slots__ = ("_begun", "_context", "_doubts", "_state", "_ticket", "_waiter", "asked", "number")
+    __slots__ = ("_begun", "_context", "_doubts", "_lost", "_state", "_ticket", "_waiter", "asked", "number")
 
     asks_again = True
 
@@ -96,6 +97,8 @@ class RedisClaim(Extension):
         self._state = NEW
         self._doubts = 0
         """Requests that were sent and not answered: they may still arrive."""
+        self._lost = False
+        """A loss was reported since the latest request was sent, so a grant that answers it may be the one that is lost."""
         self._ticket = -1
         """The ticket of the latest position in the queue, to which the claim may come back."""
         self._waiter: Waiter | None = None
@@ -132,11 +135,14 @@ class RedisClaim(Extension):
             return pushed
         if self._waiter is not None:
             self._waiter.queued = False
-        if self._state is NEW:
+        first = self._state is NEW
+        if first:
             # Before the first byte is sent: a grant may be pushed before the answer arrives.
             context.claims[self.number] = self
+        if first or self._state is HELD:
             self._become(ASKED)
         self._doubts += 1
+        self._lost = False
         sent = clock()
         try:
             answer = await context.commands.enter(
@@ -145,7 +151,7 @@ class RedisClaim(Extension):
         except BackendError as error:
             if not was_sent(error):
                 self._doubts -= 1
-                if self._state is ASKED and not self._doubts:
+                if first and not self._doubts:
                     self._forget(NEW)
             elif isinstance(error, BackendRefused):
                 # It has arrived. What it wrote before it was refused is for ``leave`` to find.
@@ -159,6 +165,11 @@ class RedisClaim(Extension):
             self._become(HELD)
             if (pairing := context.pairing) is not None:
                 pairing.latest = server, sent, pairing.received
+            if self._inbox is not None:
+                # The same grant may have been pushed.
+                self._inbox.take()
+            if self._lost:
+                return self._taken_back(wait=wait)
             return self._granted(token, count, sent + self.request.valid_for, demand=waiting != 0)
         if answer[0] == 2:
             raise ConfigError(
@@ -184,6 +195,23 @@ class RedisClaim(Extension):
         context.wakeups.ends(waiter.key, answer[3] / 1_000_000, first=answer[4] == 1)
         return None
 
+    def _taken_back(self, *, wait: bool) -> None:
+        """Take in that the lock was granted and lost while the answer was on its way, as if the request had been refused."""
+        self._become(ASKED)
+        if wait:
+            self.inbox.wake(WakeReason.NOTIFIED)
+        elif not self._doubts:
+            self._forget(NEW)
+
+    def lose(self) -> bool:
+        """Take in that the hold is lost, or may be, if no grant of it was taken yet: it is requested anew. Else return False."""
+        if self.validity is not None:
+            return False
+        self._lost = True
+        self.inbox.pushed = None
+        self.inbox.wake(WakeReason.NOTIFIED)
+        return True
+
     def push(self, token: int, count: int, until: float, *, demand: bool) -> None:
         """Accept a grant that the server pushed."""
         self._leave_queue()
@@ -193,8 +221,7 @@ class RedisClaim(Extension):
     @property
     def waiting(self) -> bool:
         """True if a grant that is pushed now is of use."""
-        state = self._state
-        return state is QUEUED or (self._doubts > 0 and state in (ASKED, HELD))
+        return self._state is QUEUED or (self._doubts > 0 and self._state is ASKED)
 
     @property
     def taken(self) -> bool:

@@ -170,10 +170,9 @@ class Messages:
             claim.inbox.wake(WakeReason.NOTIFIED)
         elif what == "d":
             claim.note_waiters(self._clock())
-        elif what == "f" and pairing_of(claim) is None:
-            self._events.put(Event(EventKind.DOUBT, claim))
-        elif what == "f":
-            self._events.put(Event(EventKind.LOST, claim, "force-released"))
+        elif what == "f" and not claim.lose():
+            kind = EventKind.DOUBT if pairing_of(claim) is None else EventKind.LOST
+            self._events.put(Event(kind, claim, "force-released"))
         elif what == "a":
             self.ask(claim, text)
 
@@ -212,5 +211,5 @@ class Messages:
         if reply.cancelled() or reply.exception() is not None:
             return
         state = reply.result()[1]
-        if type(state) is not list and state <= 0:
+        if type(state) is not list and state <= 0 and not claim.lose():
             self._events.put(Event(EventKind.LOST, claim, GONE[state]))

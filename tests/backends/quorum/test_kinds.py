@@ -141,6 +141,31 @@ async def test_who_is_asked_to_let_go_is_told_once(three, away, monkeypatch):
     await three.nothing_is_left()
 
 
+async def test_who_is_asked_to_let_go_before_enough_have_granted_is_told(three):
+    name = three.name(0)
+    async with three.several(2, ttl=300, command_timeout=10) as (holder, asker):
+        first, *others = (vote.backend for vote in holder._backend.members.all)
+        connections = [backend._connection._transport for backend in others]
+        for connection in connections:
+            connection.pause_reading()
+        entering = asyncio.create_task(holder.lock(name).acquire())
+        await until(lambda: any(claim.taken for claim in first.claims.values()), "the first grant")
+
+        async def asked() -> bool:
+            return await asker.lock(name).request_release("maintenance")
+
+        await until(asked)
+        [vote] = [claim.validity for claim in first.claims.values()]
+        await until(lambda: vote.owner.requested, "the request")
+        for connection in connections:
+            connection.resume_reading()
+        async with asyncio.timeout(PATIENCE):
+            lease = await entering
+            assert await lease.release_requested == "maintenance"
+        await lease.release()
+    await three.nothing_is_left()
+
+
 @pytest.mark.parametrize("away", [None, 0, 1])
 async def test_force_takes_it_away_and_the_holder_is_told(three, away):
     name = three.name(0)
