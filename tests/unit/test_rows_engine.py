@@ -14,9 +14,8 @@ from typing import Any, Self
 
 import pytest
 
-from aiolock.backends.rows import observer
+from aiolock.backends.rows import engine, observer, session
 from aiolock.backends.rows.context import row_key
-from aiolock.backends.rows.engine import REMEMBERED_ROWS, TOGETHER
 from aiolock.backends.rows.liveness import DEAD, MOST_ENDED, decode_session, encode_session
 from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, decode, encode
 from aiolock.backends.rows.session import MOST_UNUSED, session_key
@@ -364,19 +363,23 @@ def sessions_of(server: RowServer) -> list[str]:
     return [key for key in server.rows if key.startswith("n/s/")]
 
 
-@staged
-async def test_a_session_that_was_full_ends_with_its_last_claim():
-    server = serve()
-    async with Side(server) as one:
-        for _ in range(3):
-            claims = [(await one.acquire(name=f"x{number}"))[0] for number in range(MOST_ENDED + 10)]
-            releasing = [asyncio.create_task(claim.release()) for claim in claims]
-            await asyncio.sleep(0)
-            claim, _ = await one.acquire(name="next")
-            assert claim.member.session is not claims[0].member.session
-            await asyncio.gather(claim.release(), *releasing)
-        await asyncio.sleep(1.0)
-        assert sessions_of(server) == [one.session.key]
+def test_a_session_that_was_full_ends_with_its_last_claim(monkeypatch):
+    monkeypatch.setattr(session, "MOST_ENDED", 10)
+
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one:
+            for _ in range(3):
+                claims = [(await one.acquire(name=f"x{number}"))[0] for number in range(20)]
+                releasing = [asyncio.create_task(claim.release()) for claim in claims]
+                await asyncio.sleep(0)
+                claim, _ = await one.acquire(name="next")
+                assert claim.member.session is not claims[0].member.session
+                await asyncio.gather(claim.release(), *releasing)
+            await asyncio.sleep(1.0)
+            assert sessions_of(server) == [one.session.key]
+
+    run(main())
 
 
 @staged
@@ -439,50 +442,62 @@ class Counted(OrderedDict):
         return super().values()
 
 
-@staged
-async def test_what_a_claim_costs_does_not_depend_on_how_many_are_held():
-    server = serve()
-    async with Side(server) as one, Side(server) as two:
-        engine = one.backend._engine
-        held = [
-            (await one.acquire(name=f"x{number}", ttl=600.0))[0] for number in range(REMEMBERED_ROWS + 50)
-        ]
-        engine._writers = writers = Counted(engine._writers)
-        for number in range(20):
-            await (await one.acquire(name=f"y{number}", ttl=600.0))[0].release()
-            alone, _ = await one.acquire(name=f"z{number}", ttl=600.0, life=600.0)
-            assert isinstance((await one.backend.renew([alone]))[0], Grant)
-            await alone.release()
-        assert writers.looked_at <= 4 * 40
-        # Nor does waiting, which is looked after many times.
-        taken, _ = await two.acquire(name="taken")
-        waiting = asyncio.create_task(one.acquire(name="taken"))
-        await asyncio.sleep(10 * TTL)
-        await taken.release()
-        await (await waiting)[0].release()
-        assert writers.looked_at <= 4 * 41
-        # All of a session that is dead are lost, and others are not looked at.
-        alone, _ = await one.acquire(name="z", ttl=600.0, life=600.0)
-        engine._mark_dead(alone.member.session)
-        assert await one.backend.renew([alone]) == ["revoked"]
-        engine._mark_dead(held[0].member.session)
-        assert await one.backend.renew(held) == ["revoked"] * len(held)
-        assert writers.looked_at <= 4 * 43
+def test_what_a_claim_costs_does_not_depend_on_how_many_are_held(monkeypatch):
+    monkeypatch.setattr(engine, "REMEMBERED_ROWS", 50)
+
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            rows = one.backend._engine
+            held = [
+                (await one.acquire(name=f"x{number}", ttl=600.0))[0]
+                for number in range(engine.REMEMBERED_ROWS + 300)
+            ]
+            rows._writers = writers = Counted(rows._writers)
+            for number in range(20):
+                await (await one.acquire(name=f"y{number}", ttl=600.0))[0].release()
+                alone, _ = await one.acquire(name=f"z{number}", ttl=600.0, life=600.0)
+                assert isinstance((await one.backend.renew([alone]))[0], Grant)
+                await alone.release()
+            assert writers.looked_at <= 4 * 40
+            # Nor does waiting, which is looked after many times.
+            taken, _ = await two.acquire(name="taken")
+            waiting = asyncio.create_task(one.acquire(name="taken"))
+            await asyncio.sleep(10 * TTL)
+            await taken.release()
+            await (await waiting)[0].release()
+            assert writers.looked_at <= 4 * 41
+            # All of a session that is dead are lost, and others are not looked at.
+            alone, _ = await one.acquire(name="z", ttl=600.0, life=600.0)
+            rows._mark_dead(alone.member.session)
+            assert await one.backend.renew([alone]) == ["revoked"]
+            rows._mark_dead(held[0].member.session)
+            assert await one.backend.renew(held) == ["revoked"] * len(held)
+            assert writers.looked_at <= 4 * 43
+
+    run(main())
 
 
-@staged
-async def test_many_holds_are_verified_in_one_flight_by_several_requests():
-    server = serve()
-    async with Side(server) as one, Side(server) as two:
-        claims = [(await one.acquire(name=f"x{number}", ttl=600.0))[0] for number in range(2 * TOGETHER + 1)]
-        assert await two.backend.force_release("x0", Family.LOCK)
-        await asyncio.sleep(0.1)
-        before, begun = server.reads, now()
-        renewals = await one.backend.renew(claims)
-        assert renewals[0] == "force-released"
-        assert all(isinstance(renewal, Grant) for renewal in renewals[1:])
-        assert server.reads - before == 3
-        assert now() - begun < 0.01
+def test_many_holds_are_verified_in_one_flight_by_several_requests(monkeypatch):
+    monkeypatch.setattr(engine, "TOGETHER", 20)
+
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            claims = [
+                (await one.acquire(name=f"x{number}", ttl=600.0))[0]
+                for number in range(2 * engine.TOGETHER + 1)
+            ]
+            assert await two.backend.force_release("x0", Family.LOCK)
+            await asyncio.sleep(0.1)
+            before, begun = server.reads, now()
+            renewals = await one.backend.renew(claims)
+            assert renewals[0] == "force-released"
+            assert all(isinstance(renewal, Grant) for renewal in renewals[1:])
+            assert server.reads - before == 3
+            assert now() - begun < 0.01
+
+    run(main())
 
 
 @pytest.mark.parametrize("how", ["tries once", "waits"])
