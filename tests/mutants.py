@@ -434,8 +434,8 @@ MUTANTS = (
     Mutant(
         "(4) a series goes on over a reconnect",
         "aiolock.backends.rows.observer",
-        '        """Begin every series anew after a reconnect."""\n        self._series.clear()\n',
-        '        """Begin every series anew after a reconnect."""\n',
+        "        self._series.clear()\n        if not",
+        "        if not",
         ENGINE + "test_a_takeover_is_counted_anew_after_a_reconnect",
     ),
     Mutant(
@@ -455,8 +455,8 @@ MUTANTS = (
     Mutant(
         "(3) an acquire late in the session sends no heartbeat",
         "aiolock.backends.rows.claim",
-        "if session.late else None",
-        "if False else None",
+        "if session.late or member.unproven else None",
+        "if member.unproven else None",
         ENGINE + "test_an_acquire_late_in_the_session_believes_nothing_before_its_heartbeat_is_answered",
     ),
     Mutant(
@@ -490,14 +490,14 @@ MUTANTS = (
     Mutant(
         "(7) a grant is believed under a session that the server may have forgotten",
         "aiolock.backends.rows.claim",
-        "while session.unproven:",
+        "while member.unproven:",
         "while False:",
         ENGINE + "test_a_server_that_forgets_and_takes_a_missing_session_for_dead_lets_one_in",
     ),
     Mutant(
         "(7) a hold in the row is believed under a session that the server may have forgotten",
         "aiolock.backends.rows.writer",
-        "if member.session.unproven:",
+        "if member.unproven:",
         "if False:",
         ENGINE
         + "test_a_hold_that_is_found_in_the_row_after_a_reconnect_brings_no_grant_before_its_session_is_seen",
@@ -555,9 +555,45 @@ MUTANTS = (
     Mutant(
         "(7) a heartbeat whose answer was lost is a loss",
         "aiolock.backends.rows.session",
-        "        if (sent := self._sent.get(content.heartbeat)) is not None:\n            self._answered(*sent, row)\n",
+        "        if self.context.store.reads_prove and (sent := self._sent.get(content.heartbeat)) is not None:\n"
+        "            self._answered(*sent, row)\n",
         "        if content.heartbeat == self._number:\n            self.dead = True\n            return 0\n",
         ENGINE + "test_a_heartbeat_whose_answer_was_lost_counts_by_its_number",
+    ),
+    Mutant(
+        "a heartbeat that a read finds is believed although a standby may lack it",
+        "aiolock.backends.rows.session",
+        "if self.context.store.reads_prove and (sent",
+        "if (sent",
+        ENGINE + "test_a_heartbeat_that_a_read_finds_counts_only_when_a_later_one_was_answered",
+    ),
+    Mutant(
+        "a grant that a read finds is believed although a standby may lack it",
+        "aiolock.backends.rows.context",
+        "return None if self.store.reads_prove else ReadAnswer",
+        "return None if self.connection else ReadAnswer",
+        ENGINE + "test_a_grant_that_another_client_has_written_is_believed_after_one_flushed_write",
+    ),
+    Mutant(
+        "a write that was answered before a read proves what it has shown",
+        "aiolock.backends.rows.context",
+        " and read.order < order",
+        "",
+        ENGINE + "test_a_read_is_proved_by_a_write_that_was_sent_after_its_answer_on_the_same_connection",
+    ),
+    Mutant(
+        "a release that a read finds is one although a standby may lack it",
+        "aiolock.backends.rows.writer",
+        "if version == self.version and self.context.store.reads_prove:",
+        "if version == self.version:",
+        ENGINE + "test_a_release_that_was_warned_is_written_again_before_it_is_one",
+    ),
+    Mutant(
+        "a session stays dead although its death was undone",
+        "aiolock.backends.rows.observer",
+        "            self.context.liveness.dead.clear()\n",
+        "            pass\n",
+        ENGINE + "test_a_session_whose_death_was_undone_counts_again",
     ),
     Mutant(
         "(7) a waiting claim moves on under a dead session",
@@ -570,7 +606,9 @@ MUTANTS = (
         "(8) a statement enters whatever has become of the row that it has read",
         "aiolock.backends.postgresql.schema",
         'text.replace("{table}", self.table)',
-        'text.replace("{table}", self.table).replace(" AND r.version = f.version", "")',
+        'text.replace("{table}", self.table)'
+        '.replace("r.ctid = f.place AND r.key = $1 AND r.version = f.version", "r.key = $1")'
+        '.replace("r.ctid = m.place AND ", "")',
         ENTERING + "test_a_statement_that_waited_would_not_enter_by_an_older_snapshot",
     ),
     Mutant(
@@ -747,8 +785,8 @@ MUTANTS = (
     Mutant(
         "a heartbeat that was not sent because of a reconnect is no error",
         "aiolock.backends.rows.session",
-        "            if self.dead:\n                return\n        edit",
-        "            if self.dead or self._version is None:\n                return\n        edit",
+        "                if self.dead:\n                    return\n            edit",
+        "                if self.dead or self._version is None:\n                    return\n            edit",
         ENGINE + "test_another_life_is_granted_in_full_although_the_connection_is_lost_again_and_again",
     ),
     Mutant(
@@ -845,8 +883,8 @@ MUTANTS = (
     Mutant(
         "(18) a repetition that was answered rules out the first copy of a statement",
         "aiolock.backends.rows.writer",
-        "            context.flushed(flight)\n        self.learn(row, flight)\n",
-        '            context.flushed(flight)\n            member.doubted = ""\n        self.learn(row, flight)\n',
+        "            context.flushed(flight)\n        self.learn(",
+        '            context.flushed(flight)\n            member.doubted = ""\n        self.learn(',
         ENGINE + "test_a_late_copy_of_a_statement_whose_repetition_was_answered_changes_nothing",
     ),
     Mutant(
@@ -1114,8 +1152,8 @@ MUTANTS = (
     Mutant(
         "a hold is confirmed although the row does not show it",
         "aiolock.backends.rows.claim",
-        "self._member.id in row.holds\n",
-        "bool(row.holds)\n",
+        "return self._hold_in(value) is not None",
+        "return True",
         CONFIRMATION + "test_a_hold_of_another_client_is_not_taken_for_its_own",
     ),
     Mutant(

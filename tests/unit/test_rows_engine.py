@@ -2197,6 +2197,24 @@ async def test_a_hand_over_to_another_client_costs_one_flushed_write_more_with_a
 
 
 @staged
+async def test_a_read_is_proved_by_a_write_that_was_sent_after_its_answer_on_the_same_connection():
+    async with Side(serve()) as one:
+        assert one.backend.context.read() is None
+    async with Side(serve(standby=True)) as one:
+        context = one.backend.context
+        before = context.flight()
+        read = context.read()
+        context.flushed(before)
+        assert not context.proves(read)
+        context.flushed(context.flight())
+        assert context.proves(read)
+        context.connection += 1
+        assert not context.proves(read)
+        context.flushed(context.flight())
+        assert not context.proves(read)
+
+
+@staged
 async def test_a_grant_that_goes_lost_with_the_server_is_never_believed():
     server = serve(standby=True)
     async with Side(server) as one, Side(server) as two:
