@@ -350,9 +350,9 @@ class Handoff:
         client.due = now if client.until - now < 1 else client.until - TTL * 2 / 3
         primary = world.servers[world.primary]
         assert primary is not None
-        client.foreign = grant.server == client.home != world.primary and view(primary).owner != self.request(
-            i, client.number
-        )
+        lock = view(primary)
+        known = lock.owner == self.request(i, client.number) and lock.until / 1_000_000 - BASE >= client.until
+        client.foreign = grant.server == client.home != world.primary and not known
 
     def _hand_over(self, world: World, i: int) -> None:
         client = world.clients[i]

@@ -169,7 +169,8 @@ class RedisClaim(Extension):
                 # The same grant may have been pushed.
                 self._inbox.take()
             if self._lost:
-                return self._taken_back(wait=wait)
+                self._taken_back(wait=wait)
+                return None
             return self._granted(token, count, sent + self.request.valid_for, demand=waiting != 0)
         if answer[0] == 2:
             raise ConfigError(
