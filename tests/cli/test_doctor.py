@@ -15,6 +15,7 @@ from aiolock.backends.mysql.backend import MySQLBackend
 from aiolock.backends.mysql.diagnosis import capabilities as of_mysql
 from aiolock.backends.postgresql.backend import PostgreSQLBackend
 from aiolock.backends.postgresql.connection import Facts
+from aiolock.backends.postgresql.replication import Replication
 from aiolock.backends.postgresql.store import capabilities as of_postgresql
 from aiolock.backends.quorum import QuorumBackend
 from aiolock.backends.quorum.rules import promised
@@ -32,7 +33,7 @@ DEPLOYMENTS = [
     (MemcachedBackend.name, MemcachedStore.capabilities),
     (MongoDBBackend.name, MongoDBStore.capabilities),
     *((EtcdBackend.name, of_etcd(members)) for members in (1, 3)),
-    *((PostgreSQLBackend.name, of_postgresql(Facts("18", recovering=False, pid=1, fsync=fsync, full_page_writes="on", standbys=other)))
+    *((PostgreSQLBackend.name, of_postgresql(Facts("18", recovering=False, pid=1, fsync=fsync, full_page_writes="on", replication=Replication(other), run="run 1")))
       for fsync in ("on", "off") for other in ("", "other")),
     *((RedisBackend.name, assess(info, pushed=pushed).capabilities) for pushed in (True, False)
       for info in ({}, {"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction", "aof_enabled": "1"})),

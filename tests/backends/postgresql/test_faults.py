@@ -75,8 +75,8 @@ async def test_a_session_that_is_terminated_while_it_is_opened_is_unavailable(ow
         drivers.append(await connect(*words, **options))
         return drivers[-1]
 
-    async def slow(store, driver):
-        await subscribe(store, driver)
+    async def slow(store, driver, facts):
+        await subscribe(store, driver, facts)
         await ask(own, f"SELECT pg_terminate_backend({drivers[which].get_server_pid()})")
         await until(drivers[which].is_closed)
 
