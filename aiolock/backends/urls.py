@@ -333,8 +333,10 @@ def one_of(*choices: str) -> Callable[[str, object], str]:
 
     def read(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in choices:
-            expected = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
-            raise ConfigError(f"{name} must be {expected}, not {shorten(value)}")
+            expected = ", ".join(choices)
+            raise ConfigError(
+                f"{name} must be {'one of ' if len(choices) > 1 else ''}{expected}, not {shorten(value)}"
+            )
         return value
 
     return read

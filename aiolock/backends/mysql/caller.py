@@ -64,6 +64,7 @@ async def ask_identity(
     Nothing is written on the main session, so it asks whether its server still takes writes; if not, it connects again.
     Cancelling it is cancelling :meth:`Context.execute`.
     """
+    name: object = ""
     for _ in range(2):
         packet = context.statements(statement, server=context.facts.server, **values)
         try:

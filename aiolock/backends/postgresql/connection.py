@@ -184,13 +184,8 @@ async def primary(address: Address, statements: Statements, settings: Settings) 
 
     async def ask(one: Address) -> Role:
         driver, facts = await login(one, statements, settings)
-        try:
-            async with asyncio.timeout(settings.command_timeout):
-                return Role(one, facts.recovering, await driver.fetchval(statements("run")))
-        except Exception as error:
-            raise translate(error, one.text) from error
-        finally:
-            driver.terminate()
+        driver.terminate()
+        return Role(one, facts.recovering, facts.run)
 
     return await find(address, ask)
 

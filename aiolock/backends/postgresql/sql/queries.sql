@@ -55,10 +55,6 @@ SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_curr
 SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
   WHERE n.nspname = 'sys' AND c.relname = 'iam_pg_role_mappings') THEN 'Aurora DSQL' ELSE pg_catalog.version() END
 
--- name: run
--- The time of the server's start, which is another one for every server and every run of it.
-SELECT extract(epoch FROM pg_postmaster_start_time())::text
-
 -- name: process
 SELECT pg_backend_pid()
 
