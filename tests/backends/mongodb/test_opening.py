@@ -85,7 +85,7 @@ def test_an_address_names_members_a_database_and_a_login(url, hosts, database, a
         ("mongodb://user@a/x", {}, "a user and a password"),
         ("mongodb://:secret@a/x", {}, "a user and a password"),
         ("mongodb+srv://user:secret@a.example.org/x", {}, r"mongodb\+srv:// is not supported.*name them"),
-        ("mongodb://a/x?authsource=admin", {}, "no parameter of a MongoDB URL.*did you mean authSource"),
+        ("mongodb://a/x?authSources=admin", {}, "no parameter of a MongoDB URL.*did you mean authSource"),
         ("mongodb://a/x?tls=maybe", {}, "tls must be true or false"),
         ("mongodb://a/x?tls_ca=x", {}, "need tls=true"),
         ("mongodb://a/x?tls=true&tls_ca=/nowhere", {}, "cannot be read"),
