@@ -156,6 +156,8 @@ class Sessions:
             if role not in ("control", "listener"):
                 await self._enter(session, role == "main")
         except BaseException:
+            # It never had a hold: its end is no reason to verify the holds, for which the next one would be opened at once.
+            self._all.discard(session)
             session.quit()
             raise
         if role != "control":
@@ -261,6 +263,7 @@ class Sessions:
     # --- ends
 
     def _end(self, session: MySQLSession) -> None:
+        admitted = session in self._all
         self._all.discard(session)
         for role in [role for role, one in self._shared.items() if one is session]:
             del self._shared[role]
@@ -268,7 +271,8 @@ class Sessions:
             self._contended -= 1
         if session in self._idle:
             self._idle.remove(session)
-        self._ended(session)
+        if admitted:
+            self._ended(session)
 
     def abort_all(self) -> None:
         """Close all sessions at once, because the address has come to mean another server."""

@@ -262,3 +262,24 @@ def test_only_a_server_that_takes_no_writes_ends_connections(number, text, over)
     error = pymysql.err.OperationalError(number, text)
     assert takes_no_writes(error) is over
     assert isinstance(translate(error, "here"), BackendUnavailable if over else BackendRefused)
+
+
+async def connections(server) -> int:
+    """The number of logins that the server has seen."""
+    [(_, count)] = await as_root(server, "SHOW GLOBAL STATUS LIKE 'Connections'")
+    return int(count)
+
+
+@pytest.mark.parametrize("kind", ["mutex", "semaphore"])
+async def test_a_holder_does_not_log_in_again_and_again_at_the_server_that_takes_no_writes(own, kind):
+    """A session that is refused had no holds to be verified: each one opened the next at once, 300 a second."""
+    deployment = Deployment(own)
+    async with deployment.connect("lease", ttl=3) as client:
+        lock = client.lock("x") if kind == "mutex" else client.semaphore("x", 2)
+        lease = await lock.acquire()
+        async with demoted(own):
+            before = await connections(own)
+            async with asyncio.timeout(PATIENCE):
+                assert await lease.wait_lost() == "expired"
+            # In a ttl the renewal is tried ten times or so, on two or three connections.
+            assert await connections(own) - before < 120
