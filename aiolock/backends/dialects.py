@@ -63,9 +63,17 @@ def scheme_of(url: str) -> str:
     return ALIASES.get(scheme.lower(), scheme.lower()) if mark else ""
 
 
-def meaning_of(dialect: Dialect, name: str) -> Meaning | None:
-    """Return what a parameter means; ``None`` if it is not known."""
-    return dialect.get(name.lower().replace("-", "").replace("_", ""))
+def meaning_of(dialect: Dialect, name: str, *, own_tls: bool = False) -> Meaning | None:
+    """Return what a parameter means; ``None`` if it is not known.
+
+    :param own_tls: whether the option ``tls`` is given by its own name, in place of all that other parameters say about TLS.
+    """
+    plain = name.lower().replace("-", "").replace("_", "")
+    meaning = dialect.get(plain)
+    if own_tls and meaning is not None and _TLS.keys() <= dialect.keys():
+        # Where TLS is said in other words than those of the option, as not by MongoDB's `tls` and `tlsCAFile`.
+        return _ignored if plain.startswith(("ssl", "requiressl", "channelbinding")) else meaning
+    return meaning
 
 
 # --- meanings

@@ -241,12 +241,16 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> tuple[dict[str
     """
     found: dict[str, Any] = {}
     foreign: dict[str, tuple[str, str]] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    pairs = parse_qsl(query, keep_blank_values=True)
+    own_tls = given.get("tls") is not None or (
+        "tls" in form.options and any(name == "tls" for name, _ in pairs)
+    )
+    for name, value in pairs:
         if name in form.options:
             if name in found:
                 raise given_twice(name)
             found[name] = value
-        elif (meaning := meaning_of(form.dialect, name)) is not None:
+        elif (meaning := meaning_of(form.dialect, name, own_tls=own_tls)) is not None:
             _translate(form, foreign, name, meaning(name, value))
         else:
             raise ConfigError(

@@ -289,3 +289,25 @@ def test_every_parameter_and_every_scheme_is_on_the_page(server):
     assert set(getattr(dialects, server)) - named == set()
     written = {re.sub("[-_]", "", part) for alias in ALIASES for part in alias.split("+")}
     assert written - named == set()
+
+
+@pytest.mark.parametrize(
+    ("url", "tls"),
+    [
+        ("postgresql://u:p@h/d?sslmode=prefer", "encrypt"),
+        ("postgresql://u:p@h/d?sslmode=no-verify", "verify"),
+        ("postgresql://u:p@h/d?sslcert=/none&sslkey=/none", ssl.create_default_context()),
+        ("postgresql://u:p@h/d?sslrootcert=/none&sslmode=verify-full", "encrypt"),
+        ("mysql://u:p@h/d?ssl-mode=PREFERRED", "encrypt"),
+        ("mysql://u:p@h/d?ssl_ca=/none", ssl.create_default_context()),
+    ],
+)
+def test_the_own_option_of_tls_counts_whatever_other_parameters_say_about_it(url, tls):
+    aiolock.connect(url, tls=tls)
+    with pytest.raises(ConfigError):
+        aiolock.connect(url)
+
+
+def test_the_tls_of_mongodb_is_said_by_its_own_parameters_together():
+    with pytest.raises(ConfigError, match="/none"):
+        aiolock.connect("mongodb://h/d?replicaSet=r&tls=true&tlsCAFile=/none")
