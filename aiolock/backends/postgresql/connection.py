@@ -512,6 +512,11 @@ class Connections:
                 opened.append(driver)
                 servers.append(facts)
                 refuse(facts, address.text)
+            if servers[0].run != servers[1].run:
+                raise BackendUnavailable(
+                    f"{address.text}: the connection for reads led to another server than the one for writes: the name is coming "
+                    "to mean another server, or several stand behind it"
+                )
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     if await swaps_sessions(opened[0], opened[1], self._statements):

@@ -306,7 +306,10 @@ class RedisBackend(BaseBackend):
             **self._options,
         )
         count = partial(connection.call, "PUBSUB", "NUMSUB", self._channel)
-        self._same = SameServer(connection, subscriber, (commands, messages), count, self.settings.random)
+        untold = partial(self._push, pushed=False)
+        self._same = SameServer(
+            connection, subscriber, (commands, messages), count, untold, self.settings.random
+        )
         return connection.issue, SCRIPTS, connection.pairing
 
     async def _open(self) -> None:

@@ -17,6 +17,7 @@ from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.transport import FIRST_PAUSE, ConnectionState
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff
+from aiolock.errors import BackendRefused
 
 __all__ = ["SameServer", "agree"]
 
@@ -36,6 +37,7 @@ class SameServer:
 
     :param ids: run ids of the servers of the commands and of the messages.
     :param count: asks the server of the commands how many are subscribed to the channel of this client.
+    :param untold: is called where the account may ask for neither: what is pushed can then never be believed.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class SameServer:
         subscriber: Subscriber,
         ids: tuple[RunId, RunId],
         count: Callable[[], Reply],
+        untold: Callable[[], object],
         random: Random,
     ) -> None:
         self._connection = connection
         self._subscriber = subscriber
         self._ids = ids
         self._count = count
+        self._untold = untold
         self._backoff = Backoff(random, FIRST_PAUSE, LONGEST_PAUSE)
         self._logged = False
         self.known = False
@@ -69,11 +73,16 @@ class SameServer:
         generations = connection.generation, subscriber.generation
 
         def counted(reply: Reply) -> None:
-            # An account that may not ask never knows it, and one whose connection breaks asks again.
-            if reply.cancelled() or reply.exception() is not None or not subscriber.subscribed:
+            if reply.cancelled() or not subscriber.subscribed:
                 return
-            if generations == (connection.generation, subscriber.generation):
+            if generations != (connection.generation, subscriber.generation):
+                return
+            error = reply.exception()
+            if error is None:
                 self._found(same=reply.result()[1] > 0)
+            elif isinstance(error, BackendRefused):
+                # Messages may be those of another server for ever, so that no push of the server of the commands arrives.
+                self._untold()
 
         self._count().add_done_callback(counted)
 

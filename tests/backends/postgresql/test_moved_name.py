@@ -9,6 +9,7 @@ import pytest
 
 import aiolock
 from aiolock import BackendUnavailable
+from aiolock.backends.postgresql import connection
 from tests.backends.postgresql.test_failover import address, primary, replicates, standby
 from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE, gets_the_lock, in_time, until, waiting
@@ -76,3 +77,23 @@ async def test_a_standby_behind_the_name_is_away_until_it_is_promoted(primary, s
         await lease.release()
         await (await waiter).release()
     assert len(told(caplog)) == 1
+
+
+async def test_two_connections_that_lead_to_two_servers_are_none(own, server, monkeypatch):
+    """Between the two logins the name has moved, while the server before still takes writes."""
+    login = connection.login
+    async with Proxy("127.0.0.1", own.port) as proxy:
+        url = f"postgresql://postgres@127.0.0.1:{proxy.port}/test"
+
+        async def moving(*args):
+            opened = await login(*args)
+            proxy.upstream = ("127.0.0.1", server.port)
+            return opened
+
+        monkeypatch.setattr(connection, "login", moving)
+        client = aiolock.connect(url, namespace=secrets.token_hex(6))
+        with pytest.raises(BackendUnavailable, match="another server than the one for writes"):
+            await client.open()
+        # From now on the name means one server.
+        async with client, client.lock("x", timeout=PATIENCE):
+            pass

@@ -365,6 +365,21 @@ async def test_a_subscription_that_stays_elsewhere_is_lived_with(pair, connect, 
         await until(lambda: backend._mutex.wakeups.pushed and backend._same.known)
 
 
+async def test_where_nothing_can_be_asked_the_waiter_asks_instead_of_being_passed_over(pair, connect):
+    """Each push would be published at the server of the lock, where no subscriber is counted, and cost the position."""
+    async with (
+        apart(pair) as name,
+        connect(name.url("neither:password@"), ttl=30) as two,
+        connect(pair[0].url, ttl=30) as one,
+    ):
+        await until(lambda: not two._backend._mutex.wakeups.pushed)
+        held = await one.lock("x").acquire()
+        waiter = asyncio.create_task(two.lock("x").acquire())
+        await queued(one.lock("x"), 1)
+        await held.release()
+        await (await soon(waiter)).release()
+
+
 async def test_the_pauses_between_subscriptions_grow_up_to_half_a_minute(pair, connect, monkeypatch):
     async with apart(pair) as name, connect(name.url()) as client:
         subscriber, pauses = client._backend._subscriber, []
