@@ -119,7 +119,7 @@ async def test_what_is_kept_for_nobody_has_nobody_to_ask(deployment, client, riv
         lease = await make(client).acquire()
         assert await make(rival).request_release("now")
         await lease.release(keep=deployment.seconds(2))
-        assert len((await make(rival).inspect()).holders) == 1
+        assert len((await make(rival).inspect()).kept) == 1
         assert not await make(rival).request_release("now")
         assert await make(rival).force_release()
 

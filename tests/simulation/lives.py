@@ -17,6 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from aiolock.core.backend import expires_at
+from aiolock.core.capabilities import Extension
 from aiolock.errors import BackendUnavailable, LockLost
 from aiolock.lease import Lease
 from tests.simulation.invariants import EPSILON, Op
@@ -49,7 +50,7 @@ class Lives:
     async def change(self, peer: Peer, op: Op, lease: Lease) -> None:
         """Give a hold other lives, if it is not renewed; raise :class:`LockLost` if a request says that it is gone."""
         random = self.random
-        if not self.has(lease) or not lease.held:
+        if not self.has(lease) or not lease.held or not isinstance(lease._hold.validity.claim, Extension):
             return
         for _ in range(random.choice([0, 1, 1, 2])):
             requests = [

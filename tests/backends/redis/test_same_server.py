@@ -437,7 +437,7 @@ async def handed_over(one: aiolock.Client, two: aiolock.Client, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("user", "letter"), [("least", b"g "), ("uncounted", b"n "), ("neither", b"n ")])
+@pytest.mark.parametrize(("user", "letter"), [("least", b"g "), ("uncounted", b"n ")])
 async def test_without_the_right_to_count_the_message_says_ask(
     pair, connect, monkeypatch, user, letter, kind
 ):

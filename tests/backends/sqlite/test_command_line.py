@@ -87,9 +87,11 @@ def test_local_is_the_same_as_the_address_of_its_file(directory):
         assert aiolock("run", "--local", "-n", "x", "--", "true")[0] == 1
 
 
-def test_a_run_inside_a_run_works_under_its_hold(directory):
-    inner = f"{sys.executable} -m aiolock run --local -n x -- echo inner"
-    assert aiolock("run", "--local", "x", "-c", inner)[1] == "inner\n"
+def test_a_run_inside_a_run_of_the_same_lock_is_refused(directory):
+    for inner, status in (("x", 64), ("y", 0)):
+        command = f"{sys.executable} -m aiolock run --local -n {inner} -- echo inner"
+        done = aiolock("run", "--local", "x", "-c", command)
+        assert (done[0], "inner" in done[1]) == (status, status == 0)
 
 
 def test_a_killed_run_is_followed_after_its_ttl_without_anybody_having_watched(directory):

@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import run
 
@@ -28,6 +29,7 @@ TTL = 4.0
 HOLD = """
 import asyncio, sys
 import aiolock
+from datetime import UTC, datetime
 async def main():
     async with aiolock.connect("sqlite://" + sys.argv[1], ttl=float(sys.argv[2])) as client:
         try:
@@ -133,8 +135,8 @@ async def taken(path: Path) -> bool:
 
 async def remaining(path: Path) -> float:
     async with connect(path) as client:
-        [holder] = (await client.lock("x").inspect()).holders
-        return holder.remaining
+        [kept] = (await client.lock("x").inspect()).kept
+        return (kept.until - datetime.now(UTC)).total_seconds()
 
 
 @pytest.fixture
