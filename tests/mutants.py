@@ -32,7 +32,7 @@ SEEDS = 400
 """How many schedules have to suffice."""
 PATIENCE = 60.0
 """Seconds after which a check is stopped: a hang is nothing that a check has noticed."""
-PARTS = 6
+PARTS = 10
 """In how many parts they are planted by those who have the time for one."""
 FOREIGN = (
     "asyncio",
