@@ -193,7 +193,7 @@ async def do_once(once: Once, lock: Lock, job: Callable[[], Coroutine[Any, Any, 
     lease = await lock.try_acquire()
     if lease is None:
         return None
-    begin = runtime.clock()
+    begin, hold = runtime.clock(), hold_of(lease)
     error: BaseException | None = None
     try:
         with lease.guard():
@@ -202,9 +202,10 @@ async def do_once(once: Once, lock: Lock, job: Callable[[], Coroutine[Any, Any, 
         error = caught
         raise
     finally:
-        # A job that took longer than `at_least` needs no keeping. Of a lost hold nothing is left to be kept.
-        rest = begin + once.at_least - runtime.clock() if run_counts(error, once.on_error) else 0.0
-        await hold_of(lease).close(error, keep=max(0.0, rest))
+        # A job that took longer than `at_least` needs no keeping. A lost hold is not kept either, although the server may not
+        # have ended it yet.
+        counts = run_counts(error, once.on_error) and not hold.lost()
+        await hold.close(error, keep=max(0.0, begin + once.at_least - runtime.clock()) if counts else 0.0)
 
 
 def run_counts(error: BaseException | None, on_error: OnError) -> bool:

@@ -78,7 +78,13 @@ async def first(addresses: Sequence[Where]) -> socket.socket:
         for task in tasks:
             if not task.cancel() and _succeeded(task) and task.result() is not chosen:
                 task.result().close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        except BaseException:
+            # A cancellation at this await keeps the caller from the socket.
+            if chosen is not None:
+                chosen.close()
+            raise
     if chosen is not None:
         return chosen
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]

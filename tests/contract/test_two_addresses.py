@@ -102,3 +102,31 @@ async def test_a_cancelled_dial_leaves_no_socket(listener, steps, monkeypatch):
         else:
             opened.close()
     assert [each.fileno() for each in made] == [-1] * len(made)
+
+
+async def test_a_dial_that_is_cancelled_once_it_has_a_socket_leaves_none(listener, monkeypatch):
+    """While the attempts that came too late are ended."""
+    made: list[socket.socket] = []
+    real, gather, stay = socket.socket, asyncio.gather, asyncio.Event()
+
+    def socket_of(*arguments):
+        made.append(real(*arguments))
+        return made[-1]
+
+    async def gather_later(*tasks, **options):
+        await gather(*tasks, **options)
+        stay.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("aiolock.backends.dial.DELAY", 0.0)
+    with black_hole(listener):
+        monkeypatch.setattr("aiolock.backends.dial.socket.socket", socket_of)
+        monkeypatch.setattr("aiolock.backends.dial.asyncio.gather", gather_later)
+        task = asyncio.create_task(first(at(listener, SILENT, "127.0.0.1")))
+        async with asyncio.timeout(LIMIT):
+            await stay.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert made
+    assert [each.fileno() for each in made] == [-1] * len(made)

@@ -359,6 +359,20 @@ async def test_max_hold_ends_a_run_that_hangs_and_keeps_nothing(client, rival):
         pass
 
 
+async def test_a_run_that_lost_its_lock_keeps_nothing_although_the_server_still_has_the_hold(client, rival):
+    @client.once("a", at_least=60)
+    async def run() -> None:
+        # As at the end of a stop: nothing has noticed yet that the time is over.
+        [validity] = client._runtime.scheduler._validities()
+        validity.until = client._runtime.clock() - 1
+        assert await rival.lock("a").locked()
+
+    with pytest.raises(LockLost):
+        await run()
+    async with rival.lock("a", timeout=10):
+        pass
+
+
 async def test_the_name_is_filled_in_from_the_arguments_of_each_call(client, rival):
     @client.once("report:{tenant}", at_least=60)
     async def report(tenant: str, *, day: int = 1) -> str:
