@@ -16,7 +16,7 @@ from aiolock.backends.quorum import QuorumBackend, members
 from aiolock.backends.quorum.rules import combined, lacking, majority, majority_until, promised, rotation
 from aiolock.client import Client
 from aiolock.errors import BackendUnavailable
-from aiolock.types import Holder, LockInfo, Waiting
+from aiolock.types import Holder, Kept, LockInfo, Waiting
 from tests.faults.staging import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,3 +130,22 @@ def test_readers_are_counted_at_each_server():
 def test_the_line_is_that_of_the_server_that_decides():
     seen = combined([info(holder(), waiters=["b", "c"]), info(holder(), waiters=["c"]), info(holder())], 2)
     assert [waiting.label for waiting in seen.waiters] == ["b", "c"]
+
+
+def kept(*seconds: float, who: str = "a") -> LockInfo:
+    return LockInfo("x", (), (), kept=tuple(Kept(NOW + timedelta(seconds=each), 1, who) for each in seconds))
+
+
+@pytest.mark.parametrize(
+    ("infos", "left"),
+    [
+        ([kept(9), kept(5), kept(1)], [5]),
+        ([kept(9), kept(), kept()], []),
+        # Two of one server are not two servers.
+        ([kept(9, 8), kept(), kept()], []),
+        ([kept(3, 9), kept(8, 2), kept()], [8, 2]),
+        ([kept(9), kept(9, who="b"), kept()], []),
+    ],
+)
+def test_what_is_kept_is_kept_at_a_majority(infos, left):
+    assert [(one.until - NOW).total_seconds() for one in combined(infos, 2).kept] == left

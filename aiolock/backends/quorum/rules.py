@@ -76,13 +76,17 @@ def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
 
 def _kept(infos: Sequence[LockInfo], needed: int) -> tuple[Kept, ...]:
     """Return what is kept at ``needed`` servers or more, until that many of them forget it."""
-    ends: dict[tuple[str, int], list[datetime]] = defaultdict(list)
+    ends: dict[tuple[str, int, int], list[datetime]] = defaultdict(list)
     for info in infos:
-        for one in info.kept:
-            ends[one.last_holder, one.permits].append(one.until)
+        # Of several that nothing distinguishes, the longest of each server are taken for one, and so on.
+        seen: Counter[tuple[str, int]] = Counter()
+        for one in sorted(info.kept, key=lambda one: one.until, reverse=True):
+            which = one.last_holder, one.permits
+            ends[*which, seen[which]].append(one.until)
+            seen[which] += 1
     return tuple(
         Kept(sorted(times, reverse=True)[needed - 1], permits, who)
-        for (who, permits), times in ends.items()
+        for (who, permits, _), times in ends.items()
         if len(times) >= needed
     )
 
