@@ -294,6 +294,11 @@ class Connections(Generic[D]):
         return self._pipelines[0]
 
     @property
+    def reader_now(self) -> Pipeline[D] | None:
+        """The connection for reads, if it is there."""
+        return None if self._pipelines is None else self._pipelines[0]
+
+    @property
     def idle(self) -> bool:
         """True if it is connected and nothing is written, so that a write would be sent at once."""
         return self._pipelines is not None and not self._pipelines[1].busy
