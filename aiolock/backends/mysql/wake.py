@@ -191,7 +191,8 @@ class Wake:
                 # It ends by itself.
                 pass
             else:
-                await asyncio.wait(list(self._tasks), timeout=CLOSE_WITHIN)
+                if self._tasks:
+                    await asyncio.wait(list(self._tasks), timeout=CLOSE_WITHIN)
         if driver is not None:
             # The statement under way changes nothing.
             driver.terminate()
