@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from aiolock.backends.experimental import warn_experimental
+from aiolock.backends.mysql.diagnosis import diagnose
+from aiolock.backends.mysql.rows_schema import RowStatements
 from aiolock.backends.mysql.store import MySQLStore
 from aiolock.backends.mysql.url import parameters
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.errors import ConfigError, forgets_arguments
+from aiolock.types import Finding
 
 __all__ = ["MySQLRowsBackend"]
 
@@ -50,6 +53,12 @@ class MySQLRowsBackend(RowBackend):
 
     def _promise(self, capabilities: frozenset[str]) -> None:
         self.capabilities = capabilities
+
+    async def examine(self) -> list[Finding]:
+        """Diagnose the server over a new connection."""
+        return await diagnose(
+            self._address, RowStatements(self._table, self._address.database), self.settings, "rows"
+        )
 
     async def open(self) -> None:
         """Open the store."""

@@ -85,7 +85,7 @@ class MySQLStore(RowStore):
         # Clients of other databases, namespaces and tables of the server have channels of their own.
         owner = "\0".join((self._address.database, self.statements.table, settings.namespace)).encode()
         channel = f"aiolock:{hashlib.sha256(owner).hexdigest()[:12]}:"
-        self._wake = Wake(self._login, self.statements, settings, listener, channel)
+        self._wake = Wake(self._login, self.statements, settings, listener, self._address.text, channel)
         self._connections = Connections(
             self._address.text, settings, self._connect, self._read, self._write, listener.interrupted
         )
@@ -106,9 +106,9 @@ class MySQLStore(RowStore):
                 await driver.login()
                 # Before it is asked what it may not understand.
                 refuse_product(driver.server_version, address.text)
-                settings = self.statements("settings", lock_wait_timeout=max(1, math.ceil(timeout)))
-                await driver.run(settings)
-                shown, told = await driver.run(self.statements("facts"))
+                await driver.run(self.statements("settings"))
+                limit = max(1, math.ceil(timeout))
+                _, shown, told = await driver.run(self.statements("facts", lock_wait_timeout=limit))
                 facts = {str(name): str(value) for name, value in shown.rows}
                 number, moves, *_, identity = told.rows[0]
                 driver.server, driver.clock_stands = str(identity)[:16], not int(moves)
@@ -134,7 +134,12 @@ class MySQLStore(RowStore):
             for _ in range(2):
                 driver, facts = await self._login()
                 opened.append(driver)
-                refuse(facts, "lease", text)
+                refuse(facts, "rows", text)
+                if cluster(facts) not in ("", GALERA):
+                    raise UnsafeBackend(
+                        f"{text}: this server is part of {cluster(facts)}, where a read may not show what another node has "
+                        "answered before: use a group with one primary"
+                    )
             if opened[0].server != opened[1].server and cluster(facts) != GALERA:
                 raise BackendUnavailable(
                     f"{text}: the connection for reads led to another server than the one for writes: the name is coming to mean "
@@ -158,7 +163,7 @@ class MySQLStore(RowStore):
         """Note what the server promises: after a reconnect it may be another one, or have other settings."""
         self._galera = cluster(facts) == GALERA
         self.product = experimental(facts)
-        promised = capabilities(facts, "lease")
+        promised = capabilities(facts, "rows")
         self.capabilities = promised - UNTRIED if self.product else promised
         # Where a crash loses writes that were answered, no answer proves more than a read.
         self.reads_prove = "survives-restart" not in promised

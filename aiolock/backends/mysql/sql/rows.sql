@@ -8,8 +8,7 @@
 -- one of MySQL. A row that is locked is waited for as shortly as the server can.
 SET NAMES utf8mb4 COLLATE utf8mb4_bin;
 SET SESSION completion_type=0, sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates=0, sql_big_selects=1,
-  sql_select_limit=18446744073709551615, innodb_lock_wait_timeout=1, lock_wait_timeout={lock_wait_timeout}, wait_timeout=2147483,
-  time_zone='+00:00', timestamp=DEFAULT
+  sql_select_limit=18446744073709551615, innodb_lock_wait_timeout=1, time_zone='+00:00', timestamp=DEFAULT
   /*M!100000 , max_statement_time=0, idle_transaction_timeout=0, idle_readonly_transaction_timeout=0,
   idle_write_transaction_timeout=0 */ /*!80000 , max_execution_time=0 */;
 ROLLBACK;
@@ -19,6 +18,7 @@ USE {database}
 
 -- name: facts
 -- A server may have been told that SYSDATE is NOW. Databases are called by one name where the server is blind to their case.
+SET SESSION lock_wait_timeout={lock_wait_timeout}, wait_timeout=2147483;
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
   'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'log_bin',
   'binlog_format', 'performance_schema', 'server_uuid', 'server_uid', 'version', 'version_comment', 'ob_query_timeout');
@@ -85,15 +85,18 @@ SELECT ID FROM {processlist} WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
 KILL QUERY {number}
 
 -- name: mark
--- By this user lock others find the session.
-DO GET_LOCK({lock}, 1)
+-- By this user lock others find the session. A statement that sleeps is to keep no old versions of rows alive meanwhile: it sees
+-- what is not committed yet instead.
+DO GET_LOCK({lock}, 1);
+SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED
 
 -- name: sleep
 -- It ends at once if there is a note already, and else by KILL QUERY.
 SELECT IF(EXISTS(SELECT 1 FROM {notes} WHERE address IN ({addresses}) AND tick > {last}), -1, SLEEP({seconds})) /*{mark}*/
 
 -- name: noted
-SELECT DISTINCT tick, k FROM {notes} WHERE address IN ({addresses}) AND tick > {last}
+-- Those that are committed.
+SELECT tick, k FROM {notes} WHERE address IN ({addresses}) AND tick > {last} FOR UPDATE SKIP LOCKED
 
 -- name: forget_notes
 DELETE FROM {notes} WHERE address IN ({addresses}) AND tick < {last}
