@@ -257,6 +257,11 @@ class LocalQueue:
         """The number of tasks that wait."""
         return 0 if self._waiters is None else len(self._waiters.waiting())
 
+    @property
+    def ended(self) -> bool:
+        """True if no task can hold or wait here any more."""
+        return self._state is _ENDED
+
     def inside(self, name: str, task: Task) -> bool:
         """Test whether ``task`` is in a block under permits of the semaphore ``name``."""
         hold, request = self._hold, self._request
