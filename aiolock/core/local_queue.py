@@ -53,7 +53,24 @@ Waiter = asyncio.Future[Hold | None]
 
 
 class QueueState(Enum):
-    """The state of a local queue."""
+    """The state of a local queue.
+
+    ============== ================================================ =============================================================
+    State          Event                                            Next state
+    ============== ================================================ =============================================================
+    ``IDLE``       the first task asks                              ``REQUESTING``
+    ``REQUESTING`` granted                                          ``HELD``
+    ``REQUESTING`` refused, and tasks wait                          ``WAITING``
+    ``REQUESTING`` refused, or not answered in time: none waits     ``ENDED``
+    ``REQUESTING`` error that no retry mends                        ``ENDED``
+    ``WAITING``    a grant was pushed                               ``HELD``
+    ``WAITING``    any other message, poll, or connection that came ``REQUESTING``
+    ``WAITING``    the last waiter gives up                         ``ENDED``
+    ``HELD``       the holder leaves, and may hand over             ``HELD``, with the next waiter
+    ``HELD``       the holder leaves, or the hold is lost           ``REQUESTING`` with a new claim if tasks wait, else ``ENDED``
+    any            the client is closed                             ``ENDED``
+    ============== ================================================ =============================================================
+    """
 
     IDLE = "idle"
     REQUESTING = "requesting"
