@@ -678,7 +678,7 @@ async def _(stage):
 async def nobody_writes(stage: Stage) -> None:
     """The work on registers has come to rest."""
     for client in (stage.client, stage.rival):
-        await until(lambda client=client: not client._runtime.writers)
+        await until(lambda client=client: not client._runtime.registers)
 
 
 @primitive("latch.count_down", "registers", "brief")

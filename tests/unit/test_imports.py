@@ -22,7 +22,7 @@ ORDER = [
     {"backends.urls", "core.hooks", "core.inbox", "core.limiter", "core.present", "core.tasks"},
     {"core.backend"},
     {"core.capabilities"},
-    {"core.renewal", "core.register_writer", "backends"},
+    {"core.renewal", "core.register", "backends"},
     {"core.runtime"},
     {"core.cancellation"},
     {"core.hold"},
