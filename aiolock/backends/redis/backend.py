@@ -15,9 +15,7 @@ from aiolock.backends.dialects import scheme_of
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
-    LOADED,
     PUBLISH,
-    SCRIPTS,
     Commands,
     Format,
     Issue,
@@ -96,7 +94,8 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         self._released = Released(settings.clock) if self._endpoint.moves else None
         clock, limit = settings.clock, settings.command_timeout
         self._options: Options = {"clock": clock, "command_timeout": limit, "outages": settings.outages}
-        self._issue, scripts, pairing = self._connect()
+        self._scripts = scripts = self._new_scripts()
+        self._issue, pairing = self._connect()
 
         def context(commands: Commands) -> Context:
             # In a cluster a call is about one slot, which two locks seldom share.
@@ -115,11 +114,14 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         )
         self._messages = Messages(self._mutex, self.events, self._registers.notify)
 
+    def _new_scripts(self) -> Scripts:
+        return Scripts()
+
     @abstractmethod
-    def _connect(self) -> tuple[Issue, Scripts, Pairing | None]:
+    def _connect(self) -> tuple[Issue, Pairing | None]:
         """Make the connections without opening them.
 
-        Return the destination of commands, the scripts for it, and the pairing of server and local time: ``None`` in a
+        Return the destination of commands, and the pairing of server and local time: ``None`` in a
         cluster, where a reply may have the time of any node.
         """
 
@@ -278,7 +280,7 @@ class RedisBackend(BaseBackend):
         super().__init__(endpoint)
         self._switching: Switching | None = None
 
-    def _connect(self) -> tuple[Issue, Scripts, Pairing]:
+    def _connect(self) -> tuple[Issue, Pairing]:
         commands, messages = RunId(), RunId()
 
         async def verify(driver: AbstractConnection) -> None:
@@ -290,7 +292,7 @@ class RedisBackend(BaseBackend):
 
         connection = self._connection = Connection(
             self._endpoint,
-            scripts=[SCRIPTS[name] for name in LOADED],
+            scripts=self._scripts.loaded,
             verify=verify,
             on_up=self._up,
             on_down=lambda: self._same.check(),
@@ -310,7 +312,7 @@ class RedisBackend(BaseBackend):
         self._same = SameServer(
             connection, subscriber, (commands, messages), count, untold, self.settings.random
         )
-        return connection.issue, SCRIPTS, connection.pairing
+        return connection.issue, connection.pairing
 
     async def _open(self) -> None:
         endpoint, connection, subscriber = self._endpoint, self._connection, self._subscriber
@@ -319,16 +321,18 @@ class RedisBackend(BaseBackend):
         publishing = connection.call("EVAL", PUBLISH.source, "1", key, self._channel)
         version = connection.call(*self._format.question)
         info = await probe(connection.call, key)
-        publishes = may_publish(await publishing)
+        publishes = await may_publish(publishing)
+        if publishes is None:
+            self._scripts.mute()
         if isinstance(endpoint, Sentinels):
             self._switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
             self._switching.open()
         # Other clients of an account that may not publish most likely may not either.
         if publishes:
             await subscriber.open()
-        pushed = publishes and subscriber.denied is None
+        pushed = bool(publishes) and subscriber.denied is None
         self._push(pushed=pushed and subscriber.subscribed)
-        verdict = assess(info, pushed=pushed)
+        verdict = assess(info, pushed=pushed, mute=publishes is None)
         self._format.check(await version)
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:

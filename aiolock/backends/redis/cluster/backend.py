@@ -16,7 +16,7 @@ from aiolock.backends.redis.claim import RedisClaim, renewal
 from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
-from aiolock.backends.redis.commands import LOADED, PUBLISH, Issue, Scripts, encode, load
+from aiolock.backends.redis.commands import PUBLISH, Issue, Scripts, encode
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
 from aiolock.backends.survey import survey
@@ -37,8 +37,6 @@ from aiolock.types import Finding, Level
 __all__ = ["ClusterBackend", "diagnose", "summed_up"]
 
 log: Log = get_logger("aiolock")
-
-SCRIPTS = load(cluster=True)
 
 SHARE = 0.5
 """Share of the time to open that is left to nodes that do not answer while others do."""
@@ -76,11 +74,14 @@ class ClusterBackend(BaseBackend):
 
     # --- opening and closing
 
-    def _connect(self) -> tuple[Issue, Scripts, None]:
+    def _new_scripts(self) -> Scripts:
+        return Scripts(cluster=True)
+
+    def _connect(self) -> tuple[Issue, None]:
         context = NodeContext(
             options=self._options,
             channel=self._channel,
-            scripts=[SCRIPTS[name] for name in LOADED],
+            scripts=self._scripts.loaded,
             verify=self._format.verify,
             on_message=self._message,
             on_up=self._node_up,
@@ -88,7 +89,7 @@ class ClusterBackend(BaseBackend):
             on_change=self._change,
         )
         self._router = Router(self._seeds, context)
-        return self._router.issue, SCRIPTS, None
+        return self._router.issue, None
 
     async def _open(self) -> None:
         router, limit = self._router, self.settings.command_timeout
@@ -147,9 +148,12 @@ class ClusterBackend(BaseBackend):
         key = key_in(node.slots or range(SLOTS), f"{self._prefix}probe:")
         publishing = call("EVAL", PUBLISH.source, "1", key, f"{self._channel}@")
         info = await probe(call, key)
-        if not may_publish(await publishing):
-            self._publishes = False
-        return assess(info, pushed=self._publishes and node.subscriber.denied is None, cluster=True)
+        publishes = await may_publish(publishing)
+        self._publishes = self._publishes and bool(publishes)
+        if publishes is None and not self._opened:
+            self._scripts.mute()
+        pushed = self._publishes and node.subscriber.denied is None
+        return assess(info, pushed=pushed, mute=publishes is None, cluster=True)
 
     async def _judge_later(self, node: Node) -> None:
         """Warn if a node that came after the opening lacks a capability that was promised."""

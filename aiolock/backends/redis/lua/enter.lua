@@ -54,7 +54,7 @@ if not ticket then
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left / 1000, life) + 60000))
   if f[1] and f[4] == f[5] then
     -- Without the right to publish, the holder learns of the demand with its next renewal.
-    redis.pcall('PUBLISH', channel(KEYS[1], string.match(f[1], '^%x+')), 'd ' .. f[1])
+    tell(1, string.match(f[1], '^%x+'), 'd ' .. f[1])
   end
   f[4] = math.min(head, ticket)
 end

@@ -4,7 +4,7 @@
 -- The first that can be reached and does not fit ends it, so no waiter starves behind those that need less room. Positions of
 -- clients that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
 -- with one that needs no memory. One step examines 250 positions and 2,500 holes, so that the server is not held up.
--- include push
+-- include messages
 local function serve(nth, now, mine, floor, used, limit)
   local f = redis.call('HMGET', KEYS[nth], 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])

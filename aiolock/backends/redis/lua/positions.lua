@@ -25,4 +25,3 @@ local function skip(nth, n, stop)
   end
   return stop
 end
--- include channel

@@ -9,7 +9,7 @@
 -- writes it again. ``mine``, a client or a request, reads this answer and needs no push. Writes begin with one that needs no
 -- memory.
 -- include positions
--- include push
+-- include messages
 local function serve(nth, now, mine, floor)
   redis.call('HDEL', KEYS[nth], 'owner')
   local f = redis.call('HMGET', KEYS[nth], 'head', 'tail', 'top')
