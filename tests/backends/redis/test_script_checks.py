@@ -12,7 +12,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.redis import RedisBackend
-from aiolock.backends.redis.cluster import backend as cluster_backend
+from aiolock.backends.redis.cluster import server as cluster_server
 from aiolock.backends.redis.commands import Script
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
@@ -175,7 +175,7 @@ async def test_a_server_that_takes_no_script_at_all_is_refused_with_its_words(se
 async def test_a_cluster_whose_nodes_take_no_script_that_publishes_locks_all_the_same(
     cluster, connect, monkeypatch
 ):
-    monkeypatch.setattr(cluster_backend, "PUBLISH", Script("no script"))
+    monkeypatch.setattr(cluster_server, "PUBLISH", Script("no script"))
     async with connect(cluster.url) as one, connect(cluster.url) as two:
         assert not any(b"PUBLISH" in script.source for script in one._runtime.backend._scripts.values())
         for make in KINDS.values():
