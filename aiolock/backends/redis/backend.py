@@ -134,10 +134,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         self._registers.close()
         self.claims.clear()
 
-    def _push(self, pushed: bool) -> None:  # noqa: FBT001 - its only argument
+    def _push(self, subscription: str | None) -> None:
         """Note whether messages are pushed to this client, and check all waiters, because some messages may have been missed."""
         for context in self._contexts:
-            context.wakeups.set_pushed(pushed=pushed)
+            context.wakeups.set_pushed(subscription)
         self._check_all()
 
     def _check_all(self) -> None:

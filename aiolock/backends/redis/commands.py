@@ -163,8 +163,8 @@ PUBLISH = Script(source("publish"))
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its
 # first command, because the server may be another one, or have lost its data.
 
-FORMAT = 6
-"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 5 were never released."""
+FORMAT = 7
+"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 6 were never released."""
 
 _FORMAT = Script(source("format"))
 
@@ -299,9 +299,9 @@ class Commands:
         """Renew holds: for each key a request id, the ttl in ms (0 verifies without prolonging), and the present lease."""
         return self._call("renew", keys, *arguments)
 
-    def heartbeat(self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> Reply:
+    def heartbeat(self, keys: Sequence[str], counts: Sequence[int], life: int, notified: str) -> Reply:
         """Send a heartbeat: in the queue of each key this client has so many positions, which live ``life`` ms."""
-        arguments = self.process, life, "s" if pushed else "n", self.tokens.highest, *counts
+        arguments: list[Arg] = [self.process, life, notified, self.tokens.highest, *counts]
         return self._call("heartbeat", keys, *arguments)
 
     def tickets(self, key: str, numbers: Sequence[int]) -> Reply:

@@ -490,7 +490,9 @@ async def _pushing(
 ) -> Pushing:
     """Find out whether a message on a channel of the namespace arrives, and from which server."""
     channel, arrived, server = f"{namespace}:1:to:{secrets.token_hex(16)}", asyncio.Event(), RunId()
-    subscriber = Subscriber(endpoint, channel, on_message=lambda _: arrived.set(), server=server, **options)
+    subscriber = Subscriber(
+        endpoint, lambda: [channel], on_message=lambda _: arrived.set(), server=server, **options
+    )
     try:
         await subscriber.open()
         answer = await _or_none(connection.call("EVAL", PUBLISH.source, "1", key, channel))

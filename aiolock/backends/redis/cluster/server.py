@@ -197,9 +197,9 @@ class ClusterServer(RedisServer):
 
     def _change(self) -> None:
         """Check all waiters: a connection has come or gone."""
-        self._usage.on_push(
-            self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
-        )
+        pushed = self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
+        # The channel of a node has its id: a message by another node's clock is not received.
+        self._usage.on_push("" if pushed else None)
 
     def _message(self, node: Node, payload: bytes) -> None:
         def pairing_of(claim: Keyed) -> Pairing | None:

@@ -20,7 +20,7 @@ local function serve(nth, now, mine, floor, used, limit)
       local request, process, ttl, block, seen, weight, label =
         string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (%d+) (.*)$')
       local presence = redis.call('HGET', KEYS[nth], 'p:' .. process) or ''
-      local life, notified = string.match(presence, '^(%d+) (%a)')
+      local life, notified, subscription = string.match(presence, '^(%d+) (%a)(%S*)')
       local own = process == mine or request == mine
       local there = life and tonumber(life) >= now and (notified ~= 'k' or own) and
         (notified ~= 'n' or own or life - now <= 12000000)
@@ -32,7 +32,7 @@ local function serve(nth, now, mine, floor, used, limit)
         local token, new = tokens(now, top, math.max(floor, tonumber(seen)), tonumber(block))
         local reached = 1
         if notified == 's' and not own then
-          reached = push(nth, process, request, token, new - token + 1, now, window, n + 1 < tail and 1 or 0)
+          reached = push(nth, process, subscription, request, token, new - token + 1, now, window, n + 1 < tail and 1 or 0)
           if reached then top, published = new, true end
         end
         if reached and reached > 0 then
