@@ -286,7 +286,9 @@ class Switching:
         self._tasks = TaskSet()
         self._closed = False
         self._subscribers = [
-            Subscriber(one, CHANNEL, on_message=self._announced, on_up=partial(self._up, one), **options)
+            Subscriber(
+                one, lambda: [CHANNEL], on_message=self._announced, on_up=partial(self._up, one), **options
+            )
             for one in endpoint.watchers
         ]
 

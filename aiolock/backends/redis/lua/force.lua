@@ -8,5 +8,5 @@ if not owner then return {0, 0} end
 local t = redis.call('TIME')
 redis.call('HDEL', KEYS[1], 'owner')
 redis.call('HSET', KEYS[1], 'forced', owner)
-redis.pcall('PUBLISH', channel(KEYS[1], string.match(owner, '^%x+')), 'f ' .. owner)
+tell(1, string.match(owner, '^%x+'), 'f ' .. owner)
 return {1, serve(1, t[1] * 1000000 + t[2], '', tonumber(ARGV[1]))}

@@ -14,7 +14,7 @@ for i = 1, #all, 2 do
   if request then
     redis.call('HDEL', KEYS[1], all[i])
     redis.call('HSET', KEYS[1], 'z:' .. request, now)
-    redis.pcall('PUBLISH', channel(KEYS[1], string.match(request, '^%x+')), 'f ' .. request)
+    tell(1, string.match(request, '^%x+'), 'f ' .. request)
   end
 end
 redis.call('HSET', KEYS[1], 'used', 0)
