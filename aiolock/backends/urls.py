@@ -34,9 +34,11 @@ __all__ = [
     "absolute_path",
     "count",
     "direct_tls",
+    "ended_by_peer",
     "file",
     "flag",
     "given_twice",
+    "is_alert",
     "one_of",
     "optional_tls",
     "parse",
@@ -402,6 +404,21 @@ def tls_context(ca: str | None, cert: str | None = None, key: str | None = None)
         shown = ", ".join(f"{name}={shorten(value)}" for name, value in files.items() if value is not None)
         raise ConfigError(f"{shown} cannot be read: {error}") from error
     return context
+
+
+def ended_by_peer(error: BaseException) -> bool:
+    """Return whether the other side ended a TLS connection, by an alert or without one.
+
+    A server that demands a certificate of the client sends an alert and closes the connection. Which of both a client sees is chance.
+    """
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError) or is_alert(error)
+    return isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError | EOFError)
+
+
+def is_alert(error: BaseException) -> bool:
+    """Return whether the other side of a TLS connection has said why it ended it."""
+    return isinstance(error, ssl.SSLError) and "ALERT" in (getattr(error, "reason", None) or "").upper()
 
 
 def direct_tls(options: dict[str, Any]) -> ssl.SSLContext | None:

@@ -58,9 +58,9 @@ class Address:
     """The arguments of the driver, with the password."""
 
     @property
-    def plain(self) -> bool:
-        """True if connections go over a network without TLS."""
-        return self.arguments["ssl"] is None and self.arguments["unix_socket"] is None
+    def plain(self) -> bool | None:
+        """Whether connections go over a network without TLS; ``None`` if they go over a socket of this machine."""
+        return None if self.arguments["unix_socket"] is not None else self.arguments["ssl"] is None
 
     async def connect(self, ended: Callable[[], None]) -> Driver:
         """Log in and return the connection; ``ended`` is called when it ends. Raises errors of the driver.

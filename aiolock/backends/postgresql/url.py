@@ -61,9 +61,9 @@ class Address:
     """Servers of which one is the primary, if the address names several; see :func:`~aiolock.backends.postgresql.primary.find`."""
 
     @property
-    def plain(self) -> bool:
-        """True if connections go over a network without TLS."""
-        return not self.arguments["ssl"] and not self.arguments["host"].startswith("/")
+    def plain(self) -> bool | None:
+        """Whether connections go over a network without TLS; ``None`` if they go over a socket of this machine."""
+        return None if self.arguments["host"].startswith("/") else not self.arguments["ssl"]
 
     def at(self, host: Host) -> Self:
         """Return the address of one of its hosts."""
