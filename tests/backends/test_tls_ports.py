@@ -58,7 +58,7 @@ async def closes(reader, writer):
 
 
 async def error_at(port, url, ca) -> BackendError:
-    client = aiolock.connect(url.format(where=f"localhost:{port}", ca=ca), command_timeout=1.0)
+    client = aiolock.connect(url.format(where=f"localhost:{port}", ca=ca), command_timeout=3.0)
     with pytest.raises(BackendError) as caught:
         await client.open()
     return caught.value

@@ -29,7 +29,7 @@ REFUSALS = {
 FOREIGN = re.compile(r"Message length|opcode|response id|not authenticate|InvalidBSON", re.IGNORECASE)
 """Complaints of the driver about a server that is none of MongoDB."""
 ENDED = re.compile(r"connection (is already )?closed|SSL handshake failed", re.IGNORECASE)
-"""What the driver says of a server that ended a connection before it answered."""
+"""Words of the driver about a server that ended a connection before it answered."""
 CONFIGURED = re.compile(r" \(configured timeouts: [^)]*\)")
 
 

@@ -128,8 +128,6 @@ def _login_hint(error: Exception, *, plain: bool) -> str:
         )
     if number in TLS_ALONE:
         return f"; {certificate}"
-    if number in NO_USE:
-        return "" if plain else "; the server does not offer what tls= asks for"
     if isinstance(error.__cause__, ssl.SSLCertVerificationError):
         return ""
     if number in ENDING or ended_by_peer(error):

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from redis.asyncio.connection import AbstractConnection
 
-from aiolock.backends.dialects import scheme_of
+from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
