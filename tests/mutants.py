@@ -325,13 +325,6 @@ MUTANTS = (
         QUORUM,
     ),
     Mutant(
-        "a vote of a moment counts for a downgrade",
-        "aiolock.backends.quorum.claim",
-        "return grant if grant is not None and (fixed or grant.until >= self.promised) else None",
-        "return grant",
-        "tests/backends/quorum/test_kinds.py::test_a_downgrade_gives_no_vote_back_that_the_holder_relies_on",
-    ),
-    Mutant(
         "a hold that was released during a round is renewed again",
         "aiolock.core.renewal",
         "for validity in [validity for validity in those if not validity.over]:",

@@ -88,7 +88,7 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not a {type(url).__name__}"
         )
-    from aiolock.backends.dialects import ALIASES, scheme_of  # noqa: PLC0415
+    from aiolock.backends.foreign_parameters import ALIASES, scheme_of  # noqa: PLC0415
 
     scheme = scheme_of(url)
     others = _others() if scheme and scheme not in SCHEMES else {}
@@ -129,7 +129,7 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
 
 def _server(url: object) -> str:
     """Return the host and path of a server of a quorum, without the account."""
-    from aiolock.backends.dialects import scheme_of  # noqa: PLC0415
+    from aiolock.backends.foreign_parameters import scheme_of  # noqa: PLC0415
 
     scheme, rest = (scheme_of(url), url.partition("://")[2]) if isinstance(url, str) else ("", "")
     entry = SCHEMES.get(scheme)

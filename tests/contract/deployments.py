@@ -62,9 +62,19 @@ WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
 KINDS = frozenset(
-    {"read-write", "semaphore", "registers", "requests", "names", "extension", "values", "tokens"}
+    {
+        "read-write",
+        "downgrade",
+        "semaphore",
+        "registers",
+        "requests",
+        "names",
+        "extension",
+        "values",
+        "tokens",
+    }
 )
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
+"""What a backend may have beside the mutex: kinds of holds, a write hold that becomes one for reading, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
 the server knows the token of a holder."""
 
 
@@ -336,6 +346,7 @@ class RowsObserved(Rows):
     tells = False
     # Those in which nothing is told that others are told, or in which a session has to be observed for its whole ttl; see WHOLE.
     part = Rows.part | {
+        "test_downgrade",
         "test_elections",
         "test_leases",
         "test_outages",
@@ -954,6 +965,7 @@ class Etcd(Stored):
     part = frozenset(
         {
             "test_answers",
+            "test_downgrade",
             "test_exclusion",
             "test_late_requests",
             "test_loss",

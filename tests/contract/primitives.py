@@ -399,7 +399,7 @@ async def _(stage):
     await gone(stage, lock)
 
 
-@primitive("downgrade, with a reader and a writer behind", "read-write", "brief")
+@primitive("downgrade, with a reader and a writer behind", "downgrade", "brief")
 async def _(stage):
     pair, theirs = stage.client.rwlock(stage.name), stage.rival.rwlock(stage.name)
     inside: list[str] = []

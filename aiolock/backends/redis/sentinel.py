@@ -21,7 +21,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from aiolock.backends.diagnosis import ok, warning
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import (
     BESIDE,
@@ -64,7 +64,7 @@ _FORM = Form(
     {**IN_URL, "sentinel_username": text, "sentinel_password": text},
     BESIDE,
     several=True,
-    dialect=REDIS,
+    foreign=REDIS,
     reserved="/",
 )
 

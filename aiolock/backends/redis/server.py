@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
-from aiolock.backends.dialects import scheme_of
+from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis.admin import Call
 from aiolock.backends.redis.commands import PUBLISH, Format, Issue, Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
