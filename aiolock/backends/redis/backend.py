@@ -32,9 +32,9 @@ from aiolock.backends.redis.pubsub import Messages, Subscriber
 from aiolock.backends.redis.register import RedisRegister, Registers
 from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.same_server import SameServer
+from aiolock.backends.redis.sentinel import OF_SENTINELS, Sentinels, Switching
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
-from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.redis.url import BESIDE, IN_URL, Endpoint
 from aiolock.backends.redis.waiting import BATCH, Wakeups
 from aiolock.backends.transport import Options, Transport
 from aiolock.backends.urls import Host
@@ -70,6 +70,11 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
     """
 
     keeps_values = True
+
+    @staticmethod
+    def passed_on(scheme: str) -> list[str]:
+        """Return the names of the options that go to the address of this scheme."""
+        return [*IN_URL, *(OF_SENTINELS if scheme in SENTINELS else ()), *BESIDE]
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
