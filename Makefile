@@ -105,7 +105,7 @@ scoreboard: .venv/dev.stamp servers
 	$(RUN) -m tests.scoreboard
 
 servers:
-	@tests/install.sh $(SERVERS)
+	@tests/install.sh $(SERVERS) prometheus
 
 ## make clean | distclean remove what was built | the environments as well (1 s)
 clean:

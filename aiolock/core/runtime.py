@@ -25,7 +25,7 @@ from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.core.wakeup import current_task
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, closed_error, copy_of, shorten
-from aiolock.metrics import Histogram, no_losses
+from aiolock.metrics import Figures, Histogram, TemplateCounter, no_losses
 from aiolock.types import Family
 
 __all__ = ["Contender", "Generations", "OpeningState", "Runtime", "State", "Stats", "current_task"]
@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 ASKING = 100
 """Limit of repeated requests under way: few enough to be answered within a short ttl, and enough for a slow connection."""
+
+REPORT_EVERY = 1.0
+"""Seconds between the reports of figures."""
 
 log: Log = get_logger("aiolock")
 
@@ -77,15 +80,16 @@ class Stats:
     """Counters since the client was opened, for a metrics exporter."""
 
     __slots__ = (
-        *("acquired", "cleanups", "holds", "losses", "lost"),
-        *("passed", "released", "timeouts", "waited", "waits"),
+        *("acquired", "cleanups", "holds", "losses", "lost", "passed", "released"),
+        *("skipped_by_template", "timeouts_by_template", "waited", "waits"),
     )
 
     def __init__(self) -> None:
         self.acquired: int = 0
         self.released: int = 0
         self.passed: int = 0
-        self.timeouts: int = 0
+        self.timeouts_by_template: TemplateCounter = TemplateCounter()
+        self.skipped_by_template: TemplateCounter = TemplateCounter()
         self.lost: int = 0
         self.losses: dict[LossReason, int] = no_losses()
         self.cleanups: int = 0
@@ -95,13 +99,19 @@ class Stats:
 
 
 class Generations:
-    """The latest opening of one client, and its callbacks: for its lock objects, which outlive each opening."""
+    """The latest opening of one client, and what outlives each opening: its callbacks, and who is given its figures."""
 
-    __slots__ = ("hooks", "latest")
+    __slots__ = ("hooks", "latest", "reporters")
 
     def __init__(self) -> None:
         self.latest: Runtime
         self.hooks: Hooks = Hooks()
+        self.reporters: list[Callable[[Runtime], None]] = []
+
+    def report_to(self, reporter: Callable[[Runtime], None]) -> None:
+        """Have ``reporter`` called on the loop of each opening once a second, and when it is closed. In any thread; no I/O."""
+        self.reporters.append(reporter)
+        self.latest.begin_reports()
 
 
 class OpeningState(Generic[T]):
@@ -179,6 +189,7 @@ class Runtime(OneProcess):
             spawn=self.spawn,
             alive=lambda: not self.forked and self.state is not State.CLOSED,
         )
+        self._reporting: asyncio.Task[None] | None = None
 
     @property
     def contending(self) -> list[Contender]:
@@ -301,10 +312,63 @@ class Runtime(OneProcess):
         self.become(State.CLOSED)
         for contender in self.contending:
             contender.end_without_loop()
+        self.report()
         self.tasks.clear()
         self.cleanups.clear()
         self.scheduler.close()
         self.backend.abandon()
+
+    # --- figures
+
+    def figures(self) -> Figures:
+        """Return counters since this opening began, and gauges of this moment."""
+        stats = self.stats
+        return {
+            "held": len(self.scheduler),
+            "waiting": sum(contender.waiting for contender in self.contending),
+            "acquired": stats.acquired,
+            "released": stats.released,
+            "passed": stats.passed,
+            "waited": stats.waited,
+            "timeouts": sum(stats.timeouts_by_template.values()),
+            "timeouts_by_template": dict(stats.timeouts_by_template),
+            "skipped": sum(stats.skipped_by_template.values()),
+            "skipped_by_template": dict(stats.skipped_by_template),
+            "lost": stats.lost,
+            "renewals": self.scheduler.renewals,
+            "renewal_failures": self.scheduler.failures,
+            "cleanups": stats.cleanups,
+            "losses": dict(stats.losses),
+            "waits": stats.waits.snapshot(),
+            "holds": stats.holds.snapshot(),
+            "slack": self.scheduler.slack.snapshot(),
+        }
+
+    def begin_reports(self) -> None:
+        """Report the figures from now on if there are reporters and the client is open. In any thread."""
+        loop = self.loop
+        if self.generations.reporters and self.state is State.OPEN and not self.forked:
+            assert loop is not None  # noqa: S101 - it is open
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._begin_reports)
+
+    def _begin_reports(self) -> None:
+        if self._reporting is None and self.state is State.OPEN:
+            self._reporting = self.spawn(self._report_periodically(), "aiolock-report")
+
+    async def _report_periodically(self) -> None:
+        """Report the figures until cancelled."""
+        while True:
+            self.report()
+            await asyncio.sleep(REPORT_EVERY)
+
+    def report(self) -> None:
+        """Call the reporters; an error of one is logged and harms no lock."""
+        for reporter in () if self.forked else self.generations.reporters:
+            try:
+                reporter(self)
+            except Exception as error:  # noqa: BLE001 - code and files of others
+                log.error("the figures of a client could not be reported: %r", error)
 
     def register(self, name: str, family: Family, keep: float) -> SharedRegister:
         """Return a register as this client shares it, which the server keeps for ``keep`` seconds after its last write."""

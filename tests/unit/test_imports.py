@@ -275,6 +275,7 @@ def test_public_is_what_is_listed():
         "ReentrantLock",
         "ReleaseRequest",
         "Semaphore",
+        "SkipEvent",
         "TransactionLock",
         "UnsafeBackend",
         "UnsupportedKind",

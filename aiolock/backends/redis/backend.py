@@ -19,7 +19,10 @@ from aiolock.backends.redis.commands import (
 )
 from aiolock.backends.redis.pubsub import Messages
 from aiolock.backends.redis.register import RedisRegister, Registers
+from aiolock.backends.redis.sentinel import OF_SENTINELS
+from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.server import Concerned, RedisServer, SingleServer, Usage
+from aiolock.backends.redis.url import BESIDE, IN_URL
 from aiolock.backends.redis.waiting import BATCH, Wakeups
 from aiolock.core.backend import (
     NEVER,
@@ -53,6 +56,11 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
 
     keeps_values = True
     clustered: ClassVar[bool] = False
+
+    @staticmethod
+    def passed_on(scheme: str) -> list[str]:
+        """Return the names of the options that go to the address of this scheme."""
+        return [*IN_URL, *(OF_SENTINELS if scheme in SENTINELS else ()), *BESIDE]
 
     def __init__(self, server: S) -> None:
         self._server = server

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
@@ -32,13 +32,13 @@ from aiolock.backends.redis.url import (
 )
 from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import Options
-from aiolock.backends.urls import Form, Host, parse, text
+from aiolock.backends.urls import Form, Host, Reader, parse, text
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Finding
 
-__all__ = ["CHANNEL", "RIGHTS", "SCHEMES", "Sentinels", "Switching"]
+__all__ = ["CHANNEL", "OF_SENTINELS", "RIGHTS", "SCHEMES", "Sentinels", "Switching"]
 
 log: Log = get_logger("aiolock")
 
@@ -56,12 +56,14 @@ LATE = 10.0
 """Seconds after a failover for which a Sentinel, or the old primary itself, may not know of it."""
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
+OF_SENTINELS: Final[Mapping[str, Reader]] = {"sentinel_username": text, "sentinel_password": text}
+"""Options for the Sentinels themselves."""
 _FORM = Form(
     "Redis",
     "redis+sentinel://user:password@h1:26379,h2:26379/service/0",
     SCHEMES,
     26379,
-    {**IN_URL, "sentinel_username": text, "sentinel_password": text},
+    {**IN_URL, **OF_SENTINELS},
     BESIDE,
     several=True,
     foreign=REDIS,
