@@ -23,6 +23,7 @@ from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
 from aiolock.core.hooks import C, Moment
 from aiolock.core.logs import Log, Outages, get_logger
+from aiolock.core.present import has_token
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.errors import (
@@ -30,7 +31,6 @@ from aiolock.errors import (
     BackendUnavailable,
     ConfigError,
     UnsafeBackend,
-    UnsupportedKind,
     forgets_arguments,
     shorten,
 )
@@ -701,12 +701,10 @@ class Client:
         self._runtime.guard()
         checked, number = check_name(name), check_token(token)
         backend = Administration.of(self._backend, "is_current()")
-        if not backend.shows_tokens:
-            advice = "the server does not know the tokens of holders; compare tokens where the data are"
-            raise UnsupportedKind("is_current()", backend.name, advice)
+        backend.check_tokens("is_current()", "compare tokens where the data are")
         await self._runtime.reach()
         info = await backend.inspect(checked, MUTEX.family)
-        return any(holder.token <= number < holder.token + holder.tokens for holder in info.holders)
+        return any(has_token(holder, number) for holder in info.holders)
 
     async def diagnose(self) -> list[Finding]:
         """Describe this deployment for ``aiolock doctor``: reads settings, changes nothing.

@@ -6,13 +6,24 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiolock.cli import settings
 from aiolock.cli.exit_status import NOT_ACQUIRED, Ended
-from aiolock.cli.output import Output, age, clean, holder_of, kept_after, lay_out, seconds, time_left
+from aiolock.cli.output import (
+    Output,
+    age,
+    clean,
+    holder_of,
+    kept_after,
+    lay_out,
+    seconds,
+    state_of,
+    time_left,
+)
 from aiolock.core.capabilities import UnreadableLock
+from aiolock.core.present import has_token
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lock import Lock
 from aiolock.types import LockInfo
@@ -177,10 +188,15 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
 
     Cancelling it closes the client, and leaves open whether the lock was taken away.
     """
-    client = settings.connect(options)
+    client, token = settings.connect(options), options.token
     candidates = settings.locks(client, options)
+    candidates[0]._check_force(token)  # noqa: SLF001 - not for programs, which have the lock alone
     async with client:
         held = [(lock, info) for lock, info in await _in_use(candidates) if info.locked]
+        if token is not None:
+            seen, held = held, [(lock, one) for lock, info in held if (one := _under(info, token)).holders]
+            if not held:
+                raise Ended(NOT_ACQUIRED, _over(options.name, token, [info for _, info in seen]))
         if not held:
             raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held")
         if len(held) > 1:
@@ -191,9 +207,10 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
         [(lock, info)] = held
         if not options.yes and sys.stdin.isatty() and not await _agreed(info, output):
             raise Ended(NOT_ACQUIRED, "nothing was done")
-        taken = await lock.force_release()
-    if not taken:
-        raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held any more")
+        if not await lock.force_release(token):
+            if token is not None:
+                raise Ended(NOT_ACQUIRED, _over(options.name, token, [await lock.inspect()]))
+            raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held any more")
     if output.json:
         output.document({"released": True, **_as_json(info)})
     else:
@@ -204,6 +221,17 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
         else:
             output.line(f"{clean(options.name)} was {kept_after(info)}, and is free")
     return 0
+
+
+def _under(info: LockInfo, token: int) -> LockInfo:
+    """Return a lock with no more than the hold that has a token."""
+    return replace(info, holders=tuple(one for one in info.holders if has_token(one, token)), kept=())
+
+
+def _over(name: str, token: int, infos: Sequence[LockInfo]) -> str:
+    """Say that no hold has a token any more, and who holds the lock now."""
+    now = [state_of(info) for info in infos if info.locked]
+    return f"nothing was done: no holder of {shorten(name)} has token {token}; it is {' and '.join(now) or 'not held'}"
 
 
 async def _agreed(info: LockInfo, output: Output) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "prepare",
     "seconds",
     "silence",
+    "state_of",
     "time_left",
     "width",
 ]
@@ -182,6 +183,19 @@ def kept_after(info: LockInfo) -> str:
     """Say that a lock is kept, and by whom it was released."""
     last = dict.fromkeys(clean(kept.last_holder) for kept in info.kept)
     return f"kept after {', '.join(last)}"
+
+
+def state_of(info: LockInfo) -> str:
+    """Say who holds a lock that is held or kept, and since when: ``held by web-3:4711 (token 17) for 3 m 05 s, since …``."""
+    if info.holders:
+        first, *others = info.holders
+        token = f" (token {first.token})" if first.token else ""
+        more = f", and by {len(others)} more" if others else ""
+        since = f"{first.since.astimezone():%Y-%m-%d %H:%M:%S}"
+        return f"held by {clean(first.label)}{token} for {seconds(age(first))}, since {since}{more}"
+    if info.kept:
+        return f"{kept_after(info)}, for {seconds(max(map(time_left, info.kept)))} more"
+    return f"held by holders that cannot be read ({clean(info.unreadable)})"
 
 
 # --- output

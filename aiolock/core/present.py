@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aiolock.types import Holder
 
-__all__ = ["PresentLease", "decode_present", "decode_value", "encode_value", "presented"]
+__all__ = ["PresentLease", "decode_present", "decode_value", "encode_value", "has_token", "presented"]
 
 
 class PresentLease(NamedTuple):
@@ -51,6 +51,11 @@ def presented(holder: Holder, report: tuple[PresentLease, datetime] | None) -> H
         since=moment - timedelta(seconds=present.age),
         local_waiters=present.waiting,
     )
+
+
+def has_token(holder: Holder, token: int) -> bool:
+    """Test whether a hold has a token: from that of the lease which its last renewal has reported, all that its client may give out."""
+    return holder.token <= token < holder.token + holder.tokens
 
 
 def encode_value(value: bytes) -> str:

@@ -103,6 +103,39 @@ def test_force_release_does_not_guess(shell):
     let_go(lock)
 
 
+def test_force_release_by_token_leaves_who_came_next(shell):
+    first, readers = hold(shell, "x", "--label", "stuck"), hold(shell, "x", "-s")
+    token = json.loads(shell.run("inspect", "x", "--family", "lock", "--json")[1])["locks"][0]["holders"][0][
+        "token"
+    ]
+    status, out, err = shell.run("force-release", "x", "--token", str(token))
+    assert (status, err) == (0, "")
+    assert "x was taken from stuck" in out
+    assert first.process.wait(30) == 75
+    # The token alone says which of the two locks of that name was meant.
+    let_go(readers)
+    status, out, err = shell.run("force-release", "x", "--token", str(token))
+    assert (status, out, err) == (
+        1,
+        "",
+        f"aiolock: nothing was done: no holder of 'x' has token {token}; it is not held\n",
+    )
+    healthy = hold(shell, "x", "--label", "healthy")
+    status, out, err = shell.run("force-release", "x", "--token", str(token), "--json")
+    trouble = json.loads(err)
+    assert (status, out, trouble["event"], trouble["status"]) == (1, "", "error", 1)
+    assert f"no holder of 'x' has token {token}; it is held by healthy" in trouble["message"]
+    let_go(healthy)
+
+
+def test_force_release_by_token_is_refused_before_any_request_where_no_token_is_known():
+    urls = " ".join(f"redis://127.0.0.1:{port}" for port in (1, 2, 3))
+    words = [*program(), "--url", urls, "force-release", "x", "--token", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "the server does not know the tokens of holders" in done.stderr
+
+
 def test_force_release_asks_on_a_terminal(shell):
     holder = hold(shell, "x", "--label", "night job")
     screen = shell.screen("force-release", "x")
