@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from random import Random
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -359,17 +360,19 @@ class Client:
         Cancelling it, as the end of ``asyncio.run`` does, ends that wait; then it closes.
         """
         runtime = self._runtime
+        ending = runtime.end()
         try:
-            claims = [contender.close() for contender in runtime.contending]
-            for claim in claims:
-                if claim is not None:
-                    runtime.clean_up(claim)
+            for _ in ending:
+                await asyncio.sleep(0)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + limit
             while (rest := runtime.cleanups | runtime.writing) and (left := deadline - loop.time()) > 0:
                 await asyncio.wait(rest, timeout=left)
             await runtime.backend.settle(deadline - loop.time())
         finally:
+            # What a cancellation has left, and what a task has begun meanwhile under a lease that was not lost yet.
+            for _ in chain(ending, runtime.end()):
+                pass
             runtime.become(State.CLOSED)
             runtime.scheduler.close()
             tasks = [task for task in runtime.tasks if not task.done()]

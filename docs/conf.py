@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -14,6 +15,8 @@ project = "aiolock"
 author = "the aiolock developers"
 project_copyright = author
 version = release = aiolock.__version__
+
+REPOSITORY = "https://github.com/python-aiolock/python-aiolock"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
@@ -59,6 +62,12 @@ def signature(
     return ("", None) if arguments and what == "class" and ":param" not in (value.__doc__ or "") else None
 
 
+def elsewhere(_: Sphinx, __: str, source: list[str]) -> None:
+    """Have links to Markdown outside of this folder, which has no page here, lead to the repository."""
+    source[0] = re.sub(r"\]\((?:\.\./)+(benchmarks/[^)]*\.md\b)", rf"]({REPOSITORY}/blob/main/\1", source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", elsewhere)
     app.connect("autodoc-process-signature", signature)
     app.add_transform(BothThemes)

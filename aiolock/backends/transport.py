@@ -62,7 +62,22 @@ socket behind."""
 
 
 class ConnectionState(Enum):
-    """State of a transport; ``Transport._become`` makes and logs every transition."""
+    """State of a transport; ``Transport._become`` makes and logs every transition.
+
+    ============== ================================================ ==============================================
+    State          Event                                            Next state
+    ============== ================================================ ==============================================
+    ``CLOSED``     opened                                           ``CONNECTING``
+    ``CONNECTING`` connected, and the greeting was answered         ``READY``
+    ``CONNECTING`` not reached, or refused                          ``BROKEN``, and after a pause ``CONNECTING``
+    ``CONNECTING`` the server denies what this connection is for    ``DENIED``, and after a pause ``CONNECTING``
+    ``READY``      closed at its other end, or a PING not answered  ``BROKEN``, and after a pause ``CONNECTING``
+    ``READY``      another server has taken over                    ``BROKEN``, and ``CONNECTING`` at once
+    ``BROKEN``     the pause is over                                ``CONNECTING``
+    ``DENIED``     the pause is over                                ``CONNECTING``
+    any            closed by the client                             ``CLOSED``
+    ============== ================================================ ==============================================
+    """
 
     CLOSED = "closed"
     CONNECTING = "connecting"

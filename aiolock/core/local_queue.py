@@ -53,7 +53,24 @@ Waiter = asyncio.Future[Hold | None]
 
 
 class QueueState(Enum):
-    """The state of a local queue."""
+    """The state of a local queue.
+
+    ============== ================================================ =============================================================
+    State          Event                                            Next state
+    ============== ================================================ =============================================================
+    ``IDLE``       the first task asks                              ``REQUESTING``
+    ``REQUESTING`` granted                                          ``HELD``
+    ``REQUESTING`` refused, and tasks wait                          ``WAITING``
+    ``REQUESTING`` refused, or not answered in time: none waits     ``ENDED``
+    ``REQUESTING`` error that no retry mends                        ``ENDED``
+    ``WAITING``    a grant was pushed                               ``HELD``
+    ``WAITING``    any other message, poll, or connection that came ``REQUESTING``
+    ``WAITING``    the last waiter gives up                         ``ENDED``
+    ``HELD``       the holder leaves, and may hand over             ``HELD``, with the next waiter
+    ``HELD``       the holder leaves, or the hold is lost           ``REQUESTING`` with a new claim if tasks wait, else ``ENDED``
+    any            the client is closed                             ``ENDED``
+    ============== ================================================ =============================================================
+    """
 
     IDLE = "idle"
     REQUESTING = "requesting"
@@ -256,6 +273,11 @@ class LocalQueue:
     def waiting(self) -> int:
         """The number of tasks that wait."""
         return 0 if self._waiters is None else len(self._waiters.waiting())
+
+    @property
+    def ended(self) -> bool:
+        """True if no task can hold or wait here any more."""
+        return self._state is _ENDED
 
     def inside(self, name: str, task: Task) -> bool:
         """Test whether ``task`` is in a block under permits of the semaphore ``name``."""

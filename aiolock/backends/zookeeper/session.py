@@ -103,7 +103,18 @@ Begin = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[None]]
 
 
 class SessionState(Enum):
-    """The state of a session as far as this process knows."""
+    """The state of a session as far as this process knows.
+
+    ============= ============================================================== ==============================
+    State         Event                                                          Next state
+    ============= ============================================================== ==============================
+    ``LOST``      a server has begun a new session                               ``CONNECTED``
+    ``CONNECTED`` the connection ended                                           ``SUSPENDED``
+    ``SUSPENDED`` a server has taken the session over                            ``CONNECTED``
+    ``SUSPENDED`` the session has expired, or is given up because no server      ``LOST``
+                  answers in it, or all refuse it
+    ============= ============================================================== ==============================
+    """
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
