@@ -23,7 +23,7 @@ from aiolock.cli.output import (
     time_left,
 )
 from aiolock.core.capabilities import UnreadableLock
-from aiolock.core.present import has_token
+from aiolock.core.present import has_token, named
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lock import Lock
 from aiolock.types import LockInfo
@@ -49,6 +49,8 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
         "holders": [
             {
                 "label": holder.label,
+                "host": holder.host,
+                "pid": holder.pid,
                 "token": holder.token,
                 "since": holder.since.isoformat(),
                 "remaining": round(holder.remaining, 3),
@@ -59,7 +61,13 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
             for holder in info.holders
         ],
         "kept": [
-            {"until": kept.until.isoformat(), "permits": kept.permits, "last_holder": kept.last_holder}
+            {
+                "until": kept.until.isoformat(),
+                "permits": kept.permits,
+                "last_holder": kept.last_holder,
+                "host": kept.host,
+                "pid": kept.pid,
+            }
             for kept in info.kept
         ],
         "waiters": [asdict(waiting) for waiting in info.waiters],
@@ -165,7 +173,7 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
     for holder in info.holders:
         what = f"{holder.permits} permits, " if holder.permits > 1 else ""
         lines.append(
-            f"  held by {clean(holder.label)} ({what}token {holder.token}) for {seconds(age(holder))}, "
+            f"  held by {clean(named(holder))} ({what}token {holder.token}) for {seconds(age(holder))}, "
             f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}; "
             f"waiting in its process: {'-' if holder.local_waiters is None else holder.local_waiters}"
         )
@@ -173,13 +181,13 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
         what = f"{kept.permits} permits are kept" if kept.permits > 1 else "kept"
         lines.append(
             f"  {what} without a holder until {kept.until.astimezone():%Y-%m-%d %H:%M:%S}, for {seconds(time_left(kept))} more; "
-            f"released by {clean(kept.last_holder)}"
+            f"released by {clean(named(kept))}"
         )
     if not info.holders and not info.kept:
         lines.append(f"  {clean(info.unreadable) or 'not held'}")
     for position, waiting in enumerate(info.waiters, start=1):
         what = f" ({waiting.permits} permits)" if waiting.permits > 1 else ""
-        lines.append(f"  {position}. in the queue: {clean(waiting.label)}{what}")
+        lines.append(f"  {position}. in the queue: {clean(named(waiting))}{what}")
     return lines
 
 
@@ -214,7 +222,7 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
     if output.json:
         output.document({"released": True, **_as_json(info)})
     else:
-        who = ", ".join(clean(holder.label) for holder in info.holders)
+        who = ", ".join(clean(named(holder)) for holder in info.holders)
         if who or not info.kept:
             holders = f"{who}, which is notified" if who else "holders that cannot be read"
             output.line(f"{clean(options.name)} was taken from {holders}")
@@ -235,7 +243,7 @@ def _over(name: str, token: int, infos: Sequence[LockInfo]) -> str:
 
 
 async def _agreed(info: LockInfo, output: Output) -> bool:
-    who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
+    who = ", ".join(f"{clean(named(holder))} ({seconds(age(holder))})" for holder in info.holders)
     if who or not info.kept:
         who = f"held by {who or 'holders that cannot be read'}, which may still be at work when the next holder begins"
     else:

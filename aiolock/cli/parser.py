@@ -181,7 +181,7 @@ def _common(parser: Parser, *, server: bool = True) -> None:
             type=_given,
             help="the namespace of the locks (default: $AIOLOCK_NAMESPACE, else aiolock)",
         )
-        add("--label", help="the name of this process for others (default: host:pid)")
+        add("--label", help="the name of this process for others, beside its host and process id")
     add("--json", action="store_true", help="data on stdout and messages on stderr, both as JSON")
     add("-v", "--verbose", action="store_true", help="report progress on stderr")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,6 +52,42 @@ async def test_the_label_of_the_client_is_the_default(deployment, client, rival)
         labels = [holder.label for holder in (await rival.lock("x").inspect()).holders]
         assert len(labels) == 1
         assert (labels == ["client"]) is deployment.shows
+
+
+@pytest.mark.parametrize("label", ["", "a label", "é" * 128])
+async def test_host_and_process_are_shown_beside_the_label(deployment, client, rival, label):
+    """Of a holder, of one that waits, of a later task of the holder's client, and of what is kept."""
+    if not deployment.shows:
+        return
+    here = socket.gethostname().encode("ascii", "replace")[:64].decode(), os.getpid()
+    # A lock without a label has that of its client.
+    options, shown = ({"label": label}, label) if label else ({}, "client")
+    await gets_the_lock(client, "x")  # without a history some servers give no tokens to hand on
+    lock = client.lock("x", **options)
+    lease = await lock.acquire()
+    [holder] = (await rival.lock("x").inspect()).holders
+    assert (holder.label, holder.host, holder.pid) == (shown, *here)
+    waiter = asyncio.create_task(gets_the_lock(rival, "x"))
+    await queued(client.lock("x"), 1)
+    [waiting_one] = (await client.lock("x").inspect()).waiters
+    assert (waiting_one.host, waiting_one.pid) == here
+    waiter.cancel()
+    await asyncio.wait([waiter])
+    later = asyncio.create_task(lock.acquire())
+    await waiting(client, 1)
+    await lease.release()
+    async with asyncio.timeout(PATIENCE):
+        second = await later
+    await second.renew()
+    [holder] = (await rival.lock("x").inspect()).holders
+    assert (holder.label, holder.host, holder.pid) == (shown, *here)
+    if "keep" in deployment.promises:
+        await second.release(keep=60)
+        [kept] = (await rival.lock("x").inspect()).kept
+        assert (kept.last_holder, kept.host, kept.pid) == (shown, *here)
+        assert await rival.lock("x").force_release()
+    else:
+        await second.release()
 
 
 async def test_waiters_are_shown_in_the_order_in_which_they_will_be_served(deployment, client):

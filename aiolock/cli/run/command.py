@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Coroutine, Sequence
 from signal import Signals
 from typing import TypeVar
@@ -20,6 +21,7 @@ from aiolock.cli.run.signals import JOB, LEAVE, SignalQueue, Terminal, size
 from aiolock.cli.run.supervisor import UNSTOPPABLE, Child, Supervisor, Switch, check_kill_after, guarded
 from aiolock.client import Client
 from aiolock.clock import system_clock
+from aiolock.core.present import caller_of
 from aiolock.errors import AcquireTimeout, BackendError, ConfigError, LockError, shorten
 from aiolock.lease import Lease
 from aiolock.lock import Lock
@@ -148,7 +150,7 @@ class _Run:
         """
         output, options = self._output, self._options
         acquiring = asyncio.create_task(request)
-        showing = asyncio.create_task(_show(lock, self._label, output)) if output.live and lock else None
+        showing = asyncio.create_task(_show(lock, output)) if output.live and lock else None
         self._queue.watch(acquiring)
         try:
             while not acquiring.done():
@@ -271,15 +273,15 @@ class _Run:
         }
 
 
-async def _show(lock: Lock, label: str, output: Output) -> None:
+async def _show(lock: Lock, output: Output) -> None:
     """Show on a terminal how the waiting goes, until cancelled."""
-    start = system_clock()
+    start, me = system_clock(), caller_of(socket.gethostname(), os.getpid())
     await asyncio.sleep(QUIET)
     try:
         while True:
             waited = system_clock() - start
             try:
-                text = progress(await lock.inspect(), label, waited)
+                text = progress(await lock.inspect(), me, waited)
             except LockError:
                 text = f"waiting for {shorten(lock.name)} for {seconds(waited)}: the server does not answer"
             text = cut(text, size(output.err).columns - 1)
@@ -289,12 +291,12 @@ async def _show(lock: Lock, label: str, output: Output) -> None:
         output.say("\r\x1b[K")
 
 
-def progress(info: LockInfo, label: str, waited: float) -> str:
-    """Describe the waiting of ``label`` on one line."""
+def progress(info: LockInfo, me: str, waited: float) -> str:
+    """Describe the waiting of a process, by its host and id, on one line."""
     text = f"waiting for {shorten(info.name)} for {seconds(waited)}"
-    labels = [waiting.label for waiting in info.waiters]
-    if label in labels:
-        text += f", position {labels.index(label) + 1} of {len(labels)}"
+    waiting = [caller_of(one.host, one.pid or 0) for one in info.waiters]
+    if me in waiting:
+        text += f", position {waiting.index(me) + 1} of {len(waiting)}"
     if info.holders:
         text += f"; held by {holder_of(info)} for {seconds(age(info.holders[0]))}"
     elif info.kept:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiolock.core.present import has_token
+from aiolock.core.present import has_token, named
 from aiolock.errors import ConfigError, shorten
 from aiolock.types import READ, Holder, Kind, LockInfo
 
@@ -76,4 +76,4 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
 
 
 def _named(holder: Holder) -> str:
-    return f"{holder.label}, token {holder.token}"
+    return f"{named(holder)}, token {holder.token}"
