@@ -123,8 +123,14 @@ async def ls(options: argparse.Namespace, output: Output) -> int:
         for info in infos:
             if info.unreadable:
                 output.line(f"? {clean(info.unreadable)}")
-    elif output.chatty:
-        output.message(f"no lock that matches {options.pattern!r} is held or waited for")
+    if not infos:
+        what = "no lock" if options.pattern == "*" else f"no lock that matches {options.pattern!r}"
+        output.message(
+            f"{what} in namespace {settings.namespace(options)!r} of {settings.server(options)} is held or waited for",
+            event="empty",
+            namespace=settings.namespace(options),
+            server=settings.server(options),
+        )
     return 0
 
 

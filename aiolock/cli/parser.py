@@ -206,6 +206,10 @@ def _run(parser: Parser) -> None:
     add("--on-loss", choices=("term", "kill", "warn"), default="term", help=about)
     about = "seconds between TERM and KILL (5, or a quarter of a short ttl)"
     add("--kill-after", type=_seconds, metavar="S", help=about)
+    about = "stop a command that hangs: after S seconds it gets TERM, and KILL --kill-after later; exit status 124"
+    add("--max-hold", type=_positive, metavar="S", help=about)
+    about = "keep the lock for S seconds from its grant if the command ends by itself sooner: others skip it for so long"
+    add("--at-least", type=_seconds, default=0.0, metavar="S", help=about)
     add("-c", "--command", dest="command_string", metavar="STRING", help="run STRING by the shell")
     # Children that outlive COMMAND never hold the lock, which is what -o is for.
     add("-o", "--close", action="store_true", help="no effect: accepted for compatibility with flock")

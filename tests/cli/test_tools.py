@@ -31,8 +31,13 @@ def let_go(program) -> None:
 
 
 def test_ls_lists_what_is_held_and_waited_for(shell):
-    assert shell.run("ls") == (0, "", "")
-    assert shell.json("ls") == []
+    url = shell.environment["AIOLOCK_URL"]
+    empty = f"no lock in namespace '{shell.namespace}' of {url} is held or waited for"
+    assert shell.run("ls") == (0, "", f"aiolock: {empty}\n")
+    status, out, err = shell.run("ls", "--json")
+    assert (status, json.loads(out)) == (0, [])
+    said = {"event": "empty", "namespace": shell.namespace, "server": url, "message": empty}
+    assert json.loads(err) == said
     first = hold(shell, "order:1", "--label", "web 1")
     second = hold(shell, "import", "-s", "--label", "web 2")
     waiter = shell.start("run", "order:1", "true")
@@ -49,7 +54,7 @@ def test_ls_lists_what_is_held_and_waited_for(shell):
     assert (lock["name"], lock["family"], lock["locked"]) == ("order:1", "lock", True)
     assert [holder["label"] for holder in lock["holders"]] == ["web 1"]
     assert len(lock["waiters"]) == 1
-    assert shell.json("ls", "no*") == []
+    assert shell.run("ls", "no*")[2].startswith("aiolock: no lock that matches 'no*' in namespace ")
     for program in (first, second):
         let_go(program)
     assert waiter.end()[0] == 0
