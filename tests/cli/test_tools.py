@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
+from tests.cli.test_json import check
 from tests.servers import SERVERS, Etcd, MariaDB, Memcached, PostgreSQL, Redis, ZooKeeper
 
 HOLD = ["sh", "-c", "echo in; read line"]
@@ -295,6 +296,7 @@ def test_the_demonstration_as_json(offline):
     status, out, err = offline.run("demo", "--json")
     assert (status, err) == (0, "")
     told = [json.loads(line) for line in out.splitlines()]
+    check(told, "list of demo", "demo")
     assert {tuple(each) for each in told} == {("event", "message"), ("event", "at", "who", "message")}
     assert {each["event"] for each in told} == {"said", "step"}
     assert told[1]["message"].startswith("1. Three workers")
