@@ -1121,6 +1121,20 @@ MUTANTS = (
         ENGINE + "test_rows_of_another_format_are_listed_and_diagnosed",
     ),
     Mutant(
+        "a release by force under a token ends whatever is there by then",
+        "aiolock.backends.rows.backend",
+        "ForceOne(owner)",
+        "Force()",
+        ENGINE + "test_a_hold_that_ends_between_the_look_and_its_release_by_force_costs_the_next_nothing",
+    ),
+    Mutant(
+        "a kept lock has the token of its last holder",
+        "aiolock.backends.rows.rules",
+        "return not self.kept and first <= token <= last",
+        "return first <= token <= last",
+        "tests/contract/test_inspection.py::test_a_release_by_force_under_a_token_ends_that_hold_alone[memory]",
+    ),
+    Mutant(
         "(20) a lock of an unknown format is not listed",
         "aiolock.backends.rows.backend",
         "sorted(used | unknown)",

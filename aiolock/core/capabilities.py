@@ -102,13 +102,25 @@ class Administration(Capability):
     keeps_values: bool = False
     """True if :meth:`inspect` returns :attr:`Request.value` of the holders; known without I/O."""
 
+    def check_tokens(self, what: str, advice: str) -> None:
+        """Raise :class:`UnsupportedKind` for ``what`` if the server does not know the tokens of holders. No I/O."""
+        if not self.shows_tokens:
+            raise UnsupportedKind(
+                what, self.name, f"the server does not know the tokens of holders; {advice}"
+            )
+
     @abstractmethod
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holders of a lock and its waiters."""
 
     @abstractmethod
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Take a lock from its holders and give it to the next in the queue; return whether there was a holder."""
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """Take a lock from its holders and give it to the next in the queue; return whether there was a holder.
+
+        With ``token``, only from the hold that has it, by :func:`~aiolock.core.present.has_token`: what ends is decided by
+        the server in one atomic step, or named by an id that no other hold ever has. It is called with one only if
+        :attr:`shows_tokens`.
+        """
 
     @abstractmethod
     async def request_release(self, name: str, family: Family, reason: str) -> bool:

@@ -20,6 +20,7 @@ from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import Hooks
 from aiolock.core.limiter import Limiter
 from aiolock.core.logs import Log, Outages, get_logger
+from aiolock.core.present import labelled_by
 from aiolock.core.register import SharedRegister
 from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
@@ -140,6 +141,7 @@ class Runtime(OneProcess):
         random: Random,
         command_timeout: float,
         label: str,
+        caller: str,
         generations: Generations | None = None,
         outages: Outages | None = None,
     ) -> None:
@@ -152,6 +154,9 @@ class Runtime(OneProcess):
         self.random = random
         self.command_timeout = command_timeout
         self.label = label
+        """The label of the client; may be empty."""
+        self.caller = caller
+        """Host and process, as servers keep them."""
         self.state: State = State.NEW
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = 0
@@ -190,6 +195,10 @@ class Runtime(OneProcess):
             alive=lambda: not self.forked and self.state is not State.CLOSED,
         )
         self._reporting: asyncio.Task[None] | None = None
+
+    def identity(self, label: str) -> str:
+        """Return the text by which servers show a request of this client; an empty label is that of the client."""
+        return labelled_by(self.caller, label or self.label)
 
     @property
     def contending(self) -> list[Contender]:

@@ -212,8 +212,9 @@ class Barrier(Handle):
 
     @property
     def _label(self) -> str:
-        """The label of the barrier, or that of the client's latest opening, which differs after a fork."""
-        return short(self._generations.latest.label if self._own_label is None else self._own_label)
+        """The label of the barrier or of the client, else host and process of its latest opening, which differ after a fork."""
+        latest = self._generations.latest
+        return short(self._own_label or latest.label or latest.caller)
 
     def __repr__(self) -> str:
         return f"<Barrier {shorten(self._name)} of {self._parties} ttl={self._ttl:g}>"

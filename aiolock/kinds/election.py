@@ -11,6 +11,7 @@ from weakref import WeakSet
 from aiolock.core.backend import Request
 from aiolock.core.capabilities import Administration
 from aiolock.core.hold import Hold, LeaseOptions
+from aiolock.core.present import told_apart
 from aiolock.core.register import Body, SharedRegister
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import Backoff
@@ -89,7 +90,7 @@ class Election(Handle):
         self._runtime.guard()
         backend = Administration.of(self._runtime.backend, "inspection")
         await self._runtime.reach()
-        info = await backend.inspect(self.name, ELECTION.family)
+        info = told_apart(await backend.inspect(self.name, ELECTION.family))
         return Leader(info.holders[0]) if info.holders else None
 
     def observe(self) -> AsyncIterator[Leader | None]:

@@ -1063,8 +1063,8 @@ class Handoff:
         assert data is not None
         if view(data).owner:
             force, ask = (
-                Command(name, 0, 0, 0, (text,))
-                for name, text in (("force", 0), ("request_release", "please"))
+                Command(name, 0, 0, 0, arguments)
+                for name, arguments in (("force", (0, "")), ("request_release", ("please",)))
             )
             yield "force_release", lambda w: self._execute(w, 0, w.primary, force) and None, "force"
             yield "request_release", lambda w: self._execute(w, 0, w.primary, ask) and None, "ask"

@@ -224,10 +224,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         context, key = self._context(name, family)
         return admin.read(await context.commands.inspect(key), name, family)
 
-    async def force_release(self, name: str, family: Family) -> bool:
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
         """Send one script, which notifies the holders."""
         context, key = self._context(name, family)
-        taken, claim = await context.commands.force(key)
+        taken, claim = await context.commands.force(key, token)
         context.wakeups.handed_over(key, claim)
         return bool(taken)
 

@@ -128,6 +128,17 @@ UPDATE {table} SET forced = owner, owner = NULL, expires_at = UTC_TIMESTAMP(6)
 WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6);
 SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
 
+-- name: force_token
+-- Only the hold that has the token: one of its own, from that on which its last renewal has reported.
+UPDATE {table} SET forced = owner, owner = NULL, expires_at = UTC_TIMESTAMP(6)
+WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6) AND {token} BETWEEN
+  IF({reported} BETWEEN token AND token + {block} - 1, {reported}, token) AND token + {block} - 1;
+SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
+
+-- name: reported
+-- The token in what a renewal has reported; 0 if nothing was.
+CAST(IF(present LIKE '% %', SUBSTRING_INDEX(SUBSTRING_INDEX(present, ' ', 2), ' ', -1), '0') AS UNSIGNED)
+
 -- name: ping
 DO 0
 
