@@ -350,8 +350,9 @@ REMOVALS = (
         "a barrier is sent after the answers that it covers",
         "TOLD",
         client=("after the answers",),
-        faults={"switch": 1, "slow": 1},
+        faults={"switch": 1},
         model=Replicated,
+        grain=0,
         ticks=0,
     ),
     without(
@@ -366,7 +367,7 @@ REMOVALS = (
     without(
         "replicas: renewals wait",
         "a renewal counts after a barrier",
-        "TOLD",
+        "TAKEN",
         client=("renewals wait",),
         faults={"switch": 1},
         model=Replicated,
