@@ -28,7 +28,9 @@ from aiolock.backends.memcached import MemcachedBackend
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.memory.backend import shared
 from aiolock.backends.quorum import QuorumBackend
+from aiolock.backends.redis.backend import BaseBackend
 from aiolock.backends.redis.cluster.backend import ClusterBackend
+from aiolock.backends.redis.cluster.server import ClusterServer
 from aiolock.backends.redis.cluster.slots import NodeEndpoint, Seeds
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.lockrow import decode, encode
@@ -593,16 +595,22 @@ class _DetouredSeeds(Seeds):
         return super().at(Host(host.name, self._ways[host.port]))
 
 
-class Detoured(ClusterBackend):
-    """A client of a cluster that finds its nodes behind other ports."""
+class _DetouredServer(ClusterServer):
+    """A cluster whose nodes are found behind other ports."""
 
     def __init__(self, url: str, ways: dict[int, int]) -> None:
         self._ways = ways
         super().__init__(url)
 
-    def _where(self, url: str | None, options: dict[str, Any]) -> Seeds:
-        self._seeds = _DetouredSeeds(str(url), self._ways)
-        return self._seeds
+    def _where(self, url: str, options: dict[str, Any]) -> Seeds:  # noqa: ARG002 - has none
+        return _DetouredSeeds(url, self._ways)
+
+
+class Detoured(ClusterBackend):
+    """A client of such a cluster."""
+
+    def __init__(self, url: str, ways: dict[int, int]) -> None:
+        BaseBackend.__init__(self, _DetouredServer(url, ways))
 
 
 class RedisWithLeastRights(Redis):

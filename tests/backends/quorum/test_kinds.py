@@ -145,7 +145,7 @@ async def test_who_is_asked_to_let_go_before_enough_have_granted_is_told(three):
     name = three.name(0)
     async with three.several(2, ttl=300, command_timeout=10) as (holder, asker):
         first, *others = (vote.backend for vote in holder._backend.members.all)
-        connections = [backend._connection._transport for backend in others]
+        connections = [backend._server.connection._transport for backend in others]
         for connection in connections:
             connection.pause_reading()
         entering = asyncio.create_task(holder.lock(name).acquire())

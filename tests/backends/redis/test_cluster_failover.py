@@ -92,7 +92,7 @@ async def test_what_was_copied_outlives_the_primary(doubled, connect, namespace,
                 doubled.ask(replica, "CLUSTER", "FAILOVER")
             else:
                 doubled.kill(primary)
-                node = client._backend._router.node(f"{{{name}}}")
+                node = client._backend._server.router.node(f"{{{name}}}")
                 await until(lambda: not node.ready)
                 # Asked while there is nobody to ask: answered by whoever takes over.
                 asked = asyncio.create_task(client.lock(name).inspect())
@@ -210,7 +210,9 @@ async def test_only_who_is_subscribed_at_the_node_of_the_lock_is_granted_it(
         await admin.delete(lock.key)
         # By client: a subscription that ends up at the replica is to a channel of that node.
         backend = two._backend
-        [node] = [one for one in backend._router.nodes.all.values() if one.host.port == doubled.ports[index]]
+        [node] = [
+            one for one in backend._server.router.nodes.all.values() if one.host.port == doubled.ports[index]
+        ]
         monkeypatch.setattr(node, "_agree", lambda _: None)
         node._endpoints[1]._kwargs["port"] = doubled.ports[other]
         node.subscriber.leave()
