@@ -137,6 +137,11 @@ class Barriers:
             reject(waiter.done, BackendUnavailable(f"the connection to {self.connection.address} was closed"))
         await self.connection.aclose()
 
+    def compare(self) -> None:
+        """Connect anew if the commands have gone to another server: nothing can be confirmed at the one that was left."""
+        if agree(self._mine.value, self._server.value) is False:
+            self.connection.leave()
+
     def confirm(self, until: float, sent: float) -> asyncio.Future[None]:
         """Wait for a barrier, for what was asked for at ``sent``, has just been answered, and can be believed ``until`` then."""
         now, loop = self._clock(), asyncio.get_running_loop()
@@ -180,9 +185,8 @@ class Barriers:
         if error is not None:
             # In a cluster its slot may be on its way to another node.
             self._key = None
-        elif same is False:
-            # One of the two has been left behind; it is this one, or the other soon leaves as well.
-            self.connection.leave()
+        else:
+            self.compare()
         now = self._clock()
         for waiter in waiters:
             if waiter.done.done():

@@ -276,6 +276,8 @@ class SingleServer(RedisServer):
 
     def _up(self) -> None:
         self.same.check()
+        if self.barriers is not None:
+            self.barriers.compare()
         self._usage.on_up(None)
 
     def _switched(self, endpoint: Sentinels, primary: Host) -> None:

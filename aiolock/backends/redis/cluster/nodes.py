@@ -157,6 +157,8 @@ class Node:
     def _up(self) -> None:
         self._paired = -math.inf
         self._agree(self.subscriber)
+        if self.barriers is not None:
+            self.barriers.compare()
         self.pair()
         self._on_up(self)
         self._on_change()
