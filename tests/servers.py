@@ -203,9 +203,13 @@ class Redis(Server):
     def follow(self, primary: Redis) -> None:
         """Become a replica of it; on return it copies what is written there."""
         ask(self.socket, f"REPLICAOF 127.0.0.1 {primary.port}\r\nQUIT\r\n".encode())
-        online = f"port={self.port},state=online".encode()
-        until = time.monotonic() + READY_WITHIN
-        while online not in ask(primary.socket, b"INFO replication\r\nQUIT\r\n"):
+        online, until = f"port={self.port},state=online".encode(), time.monotonic() + READY_WITHIN
+        # The primary may say so a moment before the replica answers.
+        while (
+            online not in ask(primary.socket, b"INFO replication\r\nQUIT\r\n")
+            or b"master_link_status:up" not in ask(self.socket, b"INFO replication\r\nQUIT\r\n")
+            or b":0" in ask(primary.socket, b"WAIT 1 100\r\nQUIT\r\n")
+        ):
             if time.monotonic() > until:
                 raise ServerFailed(f"it does not become a replica: {self.log_tail()}")
             time.sleep(0.02)

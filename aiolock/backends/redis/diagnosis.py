@@ -356,7 +356,7 @@ def _persistence(facts: Facts) -> Iterator[Finding]:
 
 
 def _confirming(facts: Facts) -> Iterator[Finding]:
-    subject, needed, count = f"replicas={facts.replicas}", facts.replicas, facts.confirmed
+    subject, needed, count = "replicas", facts.replicas, facts.confirmed
     meanwhile = "no lock is granted, and those that are held are lost after one ttl"
     if count is None or not facts.info:
         yield failure(
@@ -367,17 +367,17 @@ def _confirming(facts: Facts) -> Iterator[Finding]:
     elif count < needed:
         yield failure(
             subject,
-            f"of {needed} replicas that have to confirm each grant, {count} answer: until {needed} do, {meanwhile}",
+            f"replicas={needed} have to confirm each grant, and {count} answer: until {needed} do, {meanwhile}",
             f"have {needed + 1} replicas",
         )
     elif count == needed:
         yield warning(
             subject,
-            f"{count} answer, as many as have to confirm each grant: while one of them is away, {meanwhile}",
+            f"replicas={needed} have to confirm each grant, and {count} answer: while one of them is away, {meanwhile}",
             f"have {needed + 1} replicas",
         )
     else:
-        yield ok(subject, f"{count} replicas answer, one of which at least may be away")
+        yield ok(subject, f"replicas={needed} have to confirm each grant, and {count} answer")
 
 
 def _replicas(facts: Facts) -> Iterator[Finding]:
