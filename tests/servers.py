@@ -204,11 +204,11 @@ class Redis(Server):
         """Become a replica of it; on return it copies what is written there."""
         ask(self.socket, f"REPLICAOF 127.0.0.1 {primary.port}\r\nQUIT\r\n".encode())
         online, until = f"port={self.port},state=online".encode(), time.monotonic() + READY_WITHIN
-        # The primary may say so a moment before the replica answers.
+        # It answers up to a second after the primary says so.
+        write = b"SET follow 1\r\nDEL follow\r\nWAIT 1 1000\r\nQUIT\r\n"
         while (
             online not in ask(primary.socket, b"INFO replication\r\nQUIT\r\n")
-            or b"master_link_status:up" not in ask(self.socket, b"INFO replication\r\nQUIT\r\n")
-            or b":0" in ask(primary.socket, b"WAIT 1 100\r\nQUIT\r\n")
+            or b":0\r\n+OK" in ask(primary.socket, write)
         ):
             if time.monotonic() > until:
                 raise ServerFailed(f"it does not become a replica: {self.log_tail()}")

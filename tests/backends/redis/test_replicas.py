@@ -14,13 +14,16 @@ import redis
 import redis.asyncio
 
 import aiolock
-from aiolock import BackendUnavailable, ConfigError, LockLost, UnsafeBackend
-from aiolock.backends.redis.replicas import patience
+from aiolock import BackendRefused, BackendUnavailable, ConfigError, LockLost, UnsafeBackend
+from aiolock.backends.redis.replicas import Barriers, patience
+from aiolock.backends.redis.run_id import RunId
+from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.transport import ConnectionState
 from aiolock.core.capabilities import diagnose
 from aiolock.types import Finding, Level
 from tests.backends.redis.test_same_server import Balanced
 from tests.contract.deployments import least_rights
-from tests.faults.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, passes, queued, until
 from tests.servers import Redis
 
 AT_ONCE = "--repl-diskless-sync-delay", "0"
@@ -318,9 +321,11 @@ async def test_a_renewal_that_was_not_copied_is_not_believed_beside_the_next_hol
             cut(replica, primary)
             await until(lambda: client.stats()["renewals"] >= 1)
             promote(replica, primary)
-            async with aiolock.connect(replica.url, namespace=namespace) as other:
-                async with other.lock("x", timeout=PATIENCE):
-                    assert not lease.held
+            async with (
+                aiolock.connect(replica.url, namespace=namespace) as other,
+                other.lock("x", timeout=PATIENCE),
+            ):
+                assert not lease.held
 
 
 # --- one server
@@ -329,38 +334,42 @@ async def test_a_renewal_that_was_not_copied_is_not_believed_beside_the_next_hol
 async def test_a_barrier_at_another_server_than_the_commands_confirms_nothing(namespace):
     """The name has moved, and the connection of the barriers has followed it: there is a replica there, and none here."""
     with Redis(extra=AT_ONCE) as earlier, following() as (primary, _):
-        async with Balanced(earlier.port, earlier.port, primary.port) as name:
-            async with aiolock.connect(
+        async with (
+            Balanced(earlier.port, earlier.port, primary.port) as name,
+            aiolock.connect(
                 f"{name.url()}?replicas=1", namespace=namespace, ttl=30, command_timeout=1.0
-            ) as client:
-                # Commands and messages are at the earlier primary.
-                assert (name.at(earlier), name.at(primary)) == (2, 1)
-                name.lead(primary.port)
-                with pytest.raises(BackendUnavailable, match="barriers were at another server|made anew"):
-                    await client.lock("x").acquire()
-                name.lead(earlier.port)
-                # Back together, where there is no replica.
-                await until(lambda: name.at(earlier) == 3)
-                with pytest.raises(BackendUnavailable, match=rf"0 {FEW}|another server"):
-                    await client.lock("x").acquire()
+            ) as client,
+        ):
+            # Commands and messages are at the earlier primary.
+            assert (name.at(earlier), name.at(primary)) == (2, 1)
+            name.lead(primary.port)
+            with pytest.raises(BackendUnavailable, match=r"barriers were at another server|made anew"):
+                await client.lock("x").acquire()
+            name.lead(earlier.port)
+            # Back together, where there is no replica.
+            await until(lambda: name.at(earlier) == 3)
+            with pytest.raises(BackendUnavailable, match=rf"0 {FEW}|another server"):
+                await client.lock("x").acquire()
 
 
 async def test_barriers_follow_the_commands_to_another_server(namespace):
     with following() as (earlier, _), following() as (primary, _):
-        async with Balanced(earlier.port) as name:
-            async with aiolock.connect(
+        async with (
+            Balanced(earlier.port) as name,
+            aiolock.connect(
                 f"{name.url()}?replicas=1", namespace=namespace, ttl=30, command_timeout=5.0
-            ) as client:
-                async with client.lock("x"):
-                    pass
-                name.lead(primary.port)
-                earlier.kill()
-                async with asyncio.timeout(PATIENCE):
-                    while True:
-                        with contextlib.suppress(BackendUnavailable):
-                            await (await client.lock("x").acquire(timeout=5)).release()
-                            break
-                assert name.at(primary) == 3
+            ) as client,
+        ):
+            async with client.lock("x"):
+                pass
+            name.lead(primary.port)
+            earlier.kill()
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    with contextlib.suppress(BackendUnavailable):
+                        await (await client.lock("x").acquire(timeout=5)).release()
+                        break
+            assert name.at(primary) == 3
 
 
 # --- rights, options, diagnosis
@@ -368,9 +377,8 @@ async def test_barriers_follow_the_commands_to_another_server(namespace):
 
 async def test_the_least_rights_and_wait_are_enough(pair, namespace):
     url = f"redis://least:password@127.0.0.1:{pair[0].port}/0?replicas=1"
-    async with aiolock.connect(url, namespace=namespace) as client:
-        async with client.lock("x") as lease:
-            assert lease.held
+    async with aiolock.connect(url, namespace=namespace) as client, client.lock("x") as lease:
+        assert lease.held
 
 
 @pytest.mark.parametrize(("user", "right"), [("without", r"\+wait"), ("blind", r"\+info")])
@@ -393,9 +401,11 @@ def test_what_is_no_number_of_replicas_is_refused():
 
 async def test_an_own_client_and_each_server_of_a_quorum_have_replicas_too(pair, namespace):
     async with redis.asyncio.Redis(port=pair[0].port) as own:
-        async with aiolock.connect(own, replicas=1, namespace=namespace) as client:
-            async with client.lock("x") as lease:
-                assert lease.held
+        async with (
+            aiolock.connect(own, replicas=1, namespace=namespace) as client,
+            client.lock("x") as lease,
+        ):
+            assert lease.held
         with pytest.raises(ConfigError, match="replicas must be"):
             aiolock.connect(own, replicas="x")
     with Redis() as second, Redis() as third:
@@ -426,6 +436,134 @@ async def test_the_doctor_says_how_many_replicas_answer(pair, namespace, caplog)
         assert "replicas=2, and 1 answer: until 2 do, no lock is granted" in caplog.text
     with redis.Redis(port=pair[0].port) as admin:
         assert admin.keys(f"{namespace}:1:*") == []
+
+
+# --- one barrier after the other, with stand-ins for the connections
+
+
+class Line:
+    """A connection whose answers are the test's."""
+
+    def __init__(self) -> None:
+        self.address, self.state, self.generation, self.failure = "here", ConnectionState.READY, 1, None
+        self.sent: list[tuple[Any, ...]] = []
+        self.replies: list[asyncio.Future[Any]] = []
+        self.left = 0
+
+    def call(self, *words: Any) -> asyncio.Future[Any]:
+        self.sent.append(words)
+        self.replies.append(asyncio.get_running_loop().create_future())
+        return self.replies[-1]
+
+    def leave(self) -> None:
+        self.left += 1
+
+    async def answer(self, count: int, written: Any = None) -> None:
+        """To the barrier that is under way."""
+        if isinstance(written, Exception):
+            self.replies[-2].set_exception(written)
+        else:
+            self.replies[-2].set_result(written)
+        self.replies[-1].set_result(count)
+        await passes(3)
+
+
+@pytest.fixture
+async def line() -> tuple[Barriers, Line, Line, list[float]]:
+    now, commands, barriers = [100.0], Line(), Line()
+    server = RunId()
+    made = Barriers(
+        Endpoint("redis://here"),
+        2,
+        commands,  # type: ignore[arg-type]
+        server,
+        lambda: f"key {len(barriers.sent)}",
+        clock=lambda: now[0],
+        command_timeout=10.0,
+    )
+    made.connection = barriers  # type: ignore[assignment]
+    server.value = made._mine.value = "one"
+    return made, commands, barriers, now
+
+
+async def test_a_barrier_is_sent_after_the_answers_that_it_covers_and_one_at_a_time(line):
+    barriers, _, connection, now = line
+    first = barriers.confirm(102.0, 100.0)
+    assert [words[0] for words in connection.sent] == ["EVAL", "WAIT"]
+    # Half of what is left.
+    assert connection.sent[1] == ("WAIT", 2, 1000)
+    second, third = barriers.confirm(130.0, 100.0), barriers.confirm(104.0, 100.0)
+    assert len(connection.sent) == 2
+    await connection.answer(2)
+    assert first.done()
+    assert not second.done()
+    # The shortest term, whose half is 2 s; and no WAIT is longer than that.
+    assert connection.sent[3] == ("WAIT", 2, 2000)
+    now[0] += 1
+    await connection.answer(3)
+    assert second.done()
+    assert third.done()
+    assert len(connection.sent) == 4
+    await asyncio.gather(first, second, third)
+
+
+async def test_what_has_more_time_than_another_joins_the_next_barrier(line):
+    barriers, _, connection, now = line
+    connection.state = ConnectionState.BROKEN
+    short, long = barriers.confirm(101.0, 100.0), barriers.confirm(140.0, 100.0)
+    assert connection.sent == []
+    connection.state = ConnectionState.READY
+    barriers._send()
+    assert connection.sent[1] == ("WAIT", 2, 500)
+    now[0] += 0.5
+    await connection.answer(1)
+    with pytest.raises(BackendUnavailable, match=r"1 of replicas=2 have confirmed"):
+        await short
+    assert not long.done()
+    await connection.answer(2)
+    await long
+
+
+async def test_a_barrier_counts_only_on_one_connection_to_the_server_of_the_commands(line):
+    barriers, commands, connection, _ = line
+    # WAIT was sent on a new connection, which has written nothing.
+    waiting = barriers.confirm(120.0, 100.0)
+    connection.generation += 1
+    await connection.answer(9)
+    with pytest.raises(BackendUnavailable, match="the connection was lost"):
+        await waiting
+    # The answer came on an earlier connection of the commands.
+    waiting = barriers.confirm(120.0, 100.0)
+    commands.generation += 1
+    await connection.answer(9)
+    with pytest.raises(BackendUnavailable, match="made anew since"):
+        await waiting
+    # Barriers are elsewhere: there they count for nothing, and the connection is made anew.
+    barriers._mine.value = "two"
+    waiting = barriers.confirm(120.0, 100.0)
+    await connection.answer(9)
+    assert connection.left == 1
+    assert not waiting.done()
+    barriers._mine.value = "one"
+    await connection.answer(2)
+    await waiting
+    # The write was refused, so WAIT is about none. In a cluster the next one is to another key.
+    waiting = barriers.confirm(120.0, 100.0)
+    await connection.answer(9, BackendRefused("no"))
+    with pytest.raises(BackendUnavailable, match="no"):
+        await waiting
+    barriers.confirm(120.0, 100.0)
+    keys = [words[3] for words in connection.sent if words[0] == "EVAL"]
+    assert keys[0] != keys[-1]
+
+
+async def test_a_caller_that_was_cancelled_is_covered_by_no_further_barrier(line):
+    barriers, _, connection, _ = line
+    first, second = barriers.confirm(120.0, 100.0), barriers.confirm(120.0, 100.0)
+    second.cancel()
+    await connection.answer(2)
+    await first
+    assert len(connection.sent) == 2
 
 
 def test_replicas_have_half_of_what_is_left_and_at_most_half_the_command_timeout():
