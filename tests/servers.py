@@ -206,9 +206,8 @@ class Redis(Server):
         online, until = f"port={self.port},state=online".encode(), time.monotonic() + READY_WITHIN
         # It answers up to a second after the primary says so.
         write = b"SET follow 1\r\nDEL follow\r\nWAIT 1 1000\r\nQUIT\r\n"
-        while (
-            online not in ask(primary.socket, b"INFO replication\r\nQUIT\r\n")
-            or b":0\r\n+OK" in ask(primary.socket, write)
+        while online not in ask(primary.socket, b"INFO replication\r\nQUIT\r\n") or b":0\r\n+OK" in ask(
+            primary.socket, write
         ):
             if time.monotonic() > until:
                 raise ServerFailed(f"it does not become a replica: {self.log_tail()}")

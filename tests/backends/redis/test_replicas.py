@@ -22,6 +22,7 @@ from aiolock.backends.transport import ConnectionState
 from aiolock.core.capabilities import diagnose
 from aiolock.types import Finding, Level
 from tests.backends.redis.test_same_server import Balanced
+from tests.backends.redis.test_sentinel import Watched
 from tests.contract.deployments import least_rights
 from tests.faults.staging import PATIENCE, passes, queued, until
 from tests.servers import Redis
@@ -326,6 +327,34 @@ async def test_a_renewal_that_was_not_copied_is_not_believed_beside_the_next_hol
                 other.lock("x", timeout=PATIENCE),
             ):
                 assert not lease.held
+
+
+class TwoReplicas(Watched):
+    replicas = 2
+
+
+async def test_what_a_replica_has_confirmed_outlives_a_primary_that_sentinels_replace(namespace):
+    with contextlib.ExitStack() as stack:
+        first, second, third = (stack.enter_context(Redis(extra=AT_ONCE)) for _ in range(3))
+        third.follow(first)
+        sentinels = [stack.enter_context(Redis(sentinel=True)) for _ in range(3)]
+        watched = TwoReplicas(first, second, sentinels)
+        async with aiolock.connect(
+            f"{watched.url}?replicas=1", namespace=namespace, ttl=60, command_timeout=5.0
+        ) as client:
+            lease = await client.lock("x").acquire()
+            first.kill()
+            async with asyncio.timeout(PATIENCE):
+                # Renewed where it was copied to, and confirmed by the other replica, which follows there.
+                while True:
+                    with contextlib.suppress(BackendUnavailable):
+                        await lease.renew()
+                        break
+            assert lease.held
+            async with client.lock("y", timeout=PATIENCE) as other:
+                assert other.held
+            await lease.release()
+            assert client.stats()["lost"] == 0
 
 
 # --- one server
