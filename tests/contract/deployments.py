@@ -523,6 +523,25 @@ class RedisWithoutPubSub(Redis):
         return f"redis://quiet:secret@127.0.0.1:{self._server.port}/0"
 
 
+class RedisReplicas(Redis):
+    """A primary whose grants count once a replica has them."""
+
+    name = "redis-replicas"
+    external = False
+    part = frozenset({"test_sweep"})
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        at_once = "--repl-diskless-sync-delay", "0"
+        with servers.Redis(extra=at_once) as primary, servers.Redis(extra=at_once) as replica:
+            replica.follow(primary)
+            self._server = primary
+            yield self
+
+    def url(self) -> str:
+        return f"{self._server.url}?replicas=1"
+
+
 class RedisQuorum(Redis):
     """Three of them, of which two are a majority."""
 
@@ -1089,6 +1108,7 @@ _ALL: tuple[type[Deployment], ...] = (
     Redis,
     RedisWithoutPubSub,
     RedisWithLeastRights,
+    RedisReplicas,
     RedisQuorum,
     RedisCluster,
     Memcached,

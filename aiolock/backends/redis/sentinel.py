@@ -145,6 +145,7 @@ class Sentinels(Endpoint):
         service, _, db = address.path[1:].partition("/")
         if not service:
             raise _FORM.error("it names hosts but no service")
+        self.replicas = address.options.pop("replicas", 0)
         theirs = {name: address.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         kind = SSLConnection if address.scheme == "rediss+sentinel" else Connection
         self._set(kind, credentials(address, db))
