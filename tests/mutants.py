@@ -563,9 +563,17 @@ MUTANTS = (
     Mutant(
         "a grant that a read finds is believed although a standby may lack it",
         "aiolock.backends.rows.context",
-        "return None if self.store.reads_prove else ReadAnswer",
-        "return None if self.connection else ReadAnswer",
+        "if self.store.reads_prove or (self.store.in_order and not doubt):",
+        "if self.store.reads_prove or self.connection:",
         ENGINE + "test_a_grant_that_another_client_has_written_is_believed_after_one_flushed_write",
+    ),
+    Mutant(
+        "an own grant that a read finds is believed although it may not be flushed",
+        "aiolock.backends.rows.context",
+        "(self.store.in_order and not doubt)",
+        "self.store.in_order",
+        ENGINE
+        + "test_an_own_grant_that_a_read_finds_is_believed_after_a_later_write_where_others_see_it_before_it_is_flushed",
     ),
     Mutant(
         "a write that was answered before a read proves what it has shown",

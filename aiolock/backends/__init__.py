@@ -54,6 +54,9 @@ SCHEMES = {
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper"),
 }
 
+_PRIVATE = {"mysql+rows": _Entry("aiolock.backends.mysql.rows_backend:MySQLRowsBackend", "mysql")}
+"""Schemes for the tests of what is not done yet."""
+
 _CLIENTS = {"valkey": "valkey-py", "coredis": "coredis"}
 """Clients of a Redis or Valkey that cannot be handed over, by their package."""
 
@@ -93,11 +96,11 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     from aiolock.backends.foreign_parameters import ALIASES, scheme_of  # noqa: PLC0415
 
     scheme = scheme_of(url)
-    others = _others() if scheme and scheme not in SCHEMES else {}
+    others = _others() if scheme and scheme not in SCHEMES.keys() | _PRIVATE.keys() else {}
     if scheme in others:
         cls = _load_other(scheme, others[scheme])
-    elif scheme in SCHEMES:
-        cls = _load(SCHEMES[scheme])
+    elif (entry := SCHEMES.get(scheme) or _PRIVATE.get(scheme)) is not None:
+        cls = _load(entry)
     else:
         # Those of other libraries are taken as well, and are no news to those who have them.
         known = sorted({*SCHEMES, "mariadb", "valkey", "valkeys", *others})

@@ -110,6 +110,8 @@ class Deployment(ABC):
     """The modules of the contract that are run for it by default; all if it does not say."""
     distinct: ClassVar[bool] = True
     """Whether locks of different names have different tokens, which no lock promises."""
+    named: ClassVar[bool] = False
+    """Whether it is run only where it is chosen by name."""
     prompt: ClassVar[bool] = True
     """Whether what is given up at the end of a timeout has left the server before the client's next request arrives."""
     reports: ClassVar[bool] = True
@@ -934,6 +936,38 @@ class MariaDBRows(MariaDBSessions):
             connection.close()
 
 
+class MariaDBOverRows(Stored):
+    """MariaDB with the engine over rows, which is to take the place of the other modes."""
+
+    name = f"{MariaDB.name}-engine"
+    needs = "mariadb"
+    framing = staticmethod(mysql_frames)
+    slow = 2.0
+    many = 1_000  # each is a row that is written to a disk
+    external = True
+    distinct = False  # rows of one transaction may have the same microsecond
+    named = True
+    refuses = True
+
+    async def refuse(self) -> None:
+        await asyncio.to_thread(
+            servers.ExternalMariaDB(self._url.replace("mysql+rows:", "mysql:")).ask, "DROP TABLE aiolock_rows"
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        if "mariadb" in EXTERNAL:
+            self._url = EXTERNAL["mariadb"].replace("mysql:", "mysql+rows:")
+            yield self
+            return
+        with servers.MariaDB(extra=["--max-connections=400"]) as server:
+            self._url = server.url.replace("mysql:", "mysql+rows:")
+            yield self
+
+    def url(self) -> str:
+        return self._url
+
+
 class PostgreSQL(Stored):
     """PostgreSQL: rows that are changed by compare-and-set, and notifications."""
 
@@ -1118,6 +1152,7 @@ _ALL: tuple[type[Deployment], ...] = (
     MariaDB,
     MariaDBSessions,
     MariaDBRows,
+    MariaDBOverRows,
     PostgreSQL,
     Etcd,
     EtcdCluster,
@@ -1143,7 +1178,7 @@ def registry() -> tuple[type[Deployment], ...]:
         cls
         for cls in listed.values()
         if (cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL)))
-        and (not CHOSEN or cls.name in CHOSEN)
+        and (cls.name in CHOSEN if CHOSEN or cls.named else True)
     )
 
 
