@@ -28,7 +28,9 @@ from aiolock.backends.memcached import MemcachedBackend
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.memory.backend import shared
 from aiolock.backends.quorum import QuorumBackend
+from aiolock.backends.redis.backend import BaseBackend
 from aiolock.backends.redis.cluster.backend import ClusterBackend
+from aiolock.backends.redis.cluster.server import ClusterServer
 from aiolock.backends.redis.cluster.slots import NodeEndpoint, Seeds
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.lockrow import decode, encode
@@ -60,9 +62,19 @@ WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
 KINDS = frozenset(
-    {"read-write", "semaphore", "registers", "requests", "names", "extension", "values", "tokens"}
+    {
+        "read-write",
+        "downgrade",
+        "semaphore",
+        "registers",
+        "requests",
+        "names",
+        "extension",
+        "values",
+        "tokens",
+    }
 )
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
+"""What a backend may have beside the mutex: kinds of holds, a write hold that becomes one for reading, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
 the server knows the token of a holder."""
 
 
@@ -336,6 +348,7 @@ class RowsObserved(Rows):
     tells = False
     # Those in which nothing is told that others are told, or in which a session has to be observed for its whole ttl; see WHOLE.
     part = Rows.part | {
+        "test_downgrade",
         "test_elections",
         "test_leases",
         "test_outages",
@@ -512,6 +525,25 @@ class RedisWithoutPubSub(Redis):
         return f"redis://quiet:secret@127.0.0.1:{self._server.port}/0"
 
 
+class RedisReplicas(Redis):
+    """A primary whose grants count once a replica has them."""
+
+    name = "redis-replicas"
+    external = False
+    part = frozenset({"test_sweep"})
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        at_once = "--repl-diskless-sync-delay", "0"
+        with servers.Redis(extra=at_once) as primary, servers.Redis(extra=at_once) as replica:
+            replica.follow(primary)
+            self._server = primary
+            yield self
+
+    def url(self) -> str:
+        return f"{self._server.url}?replicas=1"
+
+
 class RedisQuorum(Redis):
     """Three of them, of which two are a majority."""
 
@@ -595,16 +627,22 @@ class _DetouredSeeds(Seeds):
         return super().at(Host(host.name, self._ways[host.port]))
 
 
-class Detoured(ClusterBackend):
-    """A client of a cluster that finds its nodes behind other ports."""
+class _DetouredServer(ClusterServer):
+    """A cluster whose nodes are found behind other ports."""
 
     def __init__(self, url: str, ways: dict[int, int]) -> None:
         self._ways = ways
         super().__init__(url)
 
-    def _where(self, url: str | None, options: dict[str, Any]) -> Seeds:
-        self._seeds = _DetouredSeeds(str(url), self._ways)
-        return self._seeds
+    def _where(self, url: str, options: dict[str, Any]) -> Seeds:  # noqa: ARG002 - has none
+        return _DetouredSeeds(url, self._ways)
+
+
+class Detoured(ClusterBackend):
+    """A client of such a cluster."""
+
+    def __init__(self, url: str, ways: dict[int, int]) -> None:
+        BaseBackend.__init__(self, _DetouredServer(url, ways))
 
 
 class RedisWithLeastRights(Redis):
@@ -980,6 +1018,7 @@ class Etcd(Stored):
     part = frozenset(
         {
             "test_answers",
+            "test_downgrade",
             "test_exclusion",
             "test_late_requests",
             "test_loss",
@@ -1103,6 +1142,7 @@ _ALL: tuple[type[Deployment], ...] = (
     Redis,
     RedisWithoutPubSub,
     RedisWithLeastRights,
+    RedisReplicas,
     RedisQuorum,
     RedisCluster,
     Memcached,

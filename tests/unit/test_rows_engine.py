@@ -867,6 +867,31 @@ def test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed(first):
 
 
 @staged
+async def test_a_hold_that_ends_between_the_look_and_its_release_by_force_costs_the_next_nothing():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        held, grant = await one.acquire()
+        waiting = one.claim()
+        assert await waiting.acquire(wait=True) is None
+        read = two.backend._read
+
+        async def read_and_end(name: str, family: Family) -> Any:
+            found = await read(name, family)
+            await held.release()
+            return found
+
+        two.backend._read = read_and_end
+        assert await two.backend.force_release("x", Family.LOCK, grant.token) is False
+        two.backend._read = read
+        await waiting.inbox.wait()
+        successor = await waiting.acquire(wait=True)
+        assert isinstance(successor, Grant)
+        [renewal] = await one.backend.renew([waiting])
+        assert isinstance(renewal, Grant)
+        assert await two.backend.force_release("x", Family.LOCK, successor.token)
+
+
+@staged
 async def test_a_position_under_a_session_that_is_gone_brings_no_grant():
     server = serve(push=False)
     async with Side(server) as one, Side(server) as two, Side(server) as three:

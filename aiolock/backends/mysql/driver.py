@@ -21,7 +21,7 @@ from aiolock.errors import BackendError, BackendUnavailable, DeadlockDetected
 
 __all__ = ["NO_RSA", "NO_TLS", "Answer", "MySQLDriver", "MySQLLogin"]
 
-NO_TLS = "the server does not offer TLS, which was asked for"
+NO_TLS = "the server does not offer TLS, which tls= asks for"
 NO_RSA = (
     "without TLS, the password of this account (MySQL's caching_sha2_password or sha256_password) is sent encrypted by the "
     "package cryptography, which is not installed: use tls=verify, or install cryptography"

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
-from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from redis.asyncio.connection import AbstractConnection
-
-from aiolock.backends.dialects import scheme_of
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
-    LOADED,
-    PUBLISH,
-    SCRIPTS,
     Commands,
     Format,
-    Issue,
     MutexCommands,
+    Reply,
     Scripts,
     Tokens,
     encode,
 )
-from aiolock.backends.redis.connection import Connection, Pairing
-from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
-from aiolock.backends.redis.pubsub import Messages, Subscriber
+from aiolock.backends.redis.pubsub import Messages
 from aiolock.backends.redis.register import RedisRegister, Registers
-from aiolock.backends.redis.run_id import RunId
-from aiolock.backends.redis.same_server import SameServer
+from aiolock.backends.redis.sentinel import OF_SENTINELS
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
-from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.redis.server import Concerned, RedisServer, SingleServer, Usage
+from aiolock.backends.redis.url import BESIDE, IN_URL
 from aiolock.backends.redis.waiting import BATCH, Wakeups
-from aiolock.backends.transport import Options, Transport
-from aiolock.backends.urls import Host
 from aiolock.core.backend import (
     NEVER,
     Claim,
@@ -50,32 +38,37 @@ from aiolock.core.backend import (
     expires_at,
 )
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
-from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendUnavailable, ConfigError, UnsafeBackend, forgets_arguments
+from aiolock.errors import BackendUnavailable, forgets_arguments
 from aiolock.types import MUTEX, Family, Finding, LockInfo
 from aiolock.validation import escape
 
 __all__ = ["BaseBackend", "RedisBackend"]
 
-log: Log = get_logger("aiolock")
+FEW = 16
+"""Most holds that are verified one by one when their slots have moved; of more, all holds are."""
 
-GRACE = 0.05
-"""Seconds that opening may take longer than it should."""
+S = TypeVar("S", bound=RedisServer)
 
 
-class BaseBackend(Administration, RegisterStore, Diagnosis):
-    """Claims, renewals, registers and administration: the common part of a single server and a cluster.
+class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
+    """The library's own protocol: claims, renewals, registers and administration, on a single server or a cluster.
 
     ``bind`` builds everything, and ``open`` may be called again after a failure: claims made before it stay valid.
     """
 
     keeps_values = True
+    clustered: ClassVar[bool] = False
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self.address = str(endpoint)
+    @staticmethod
+    def passed_on(scheme: str) -> list[str]:
+        """Return the names of the options that go to the address of this scheme."""
+        return [*IN_URL, *(OF_SENTINELS if scheme in SENTINELS else ()), *BESIDE]
+
+    def __init__(self, server: S) -> None:
+        self._server = server
+        self.address = server.address
         self._process = secrets.token_hex(16)
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._tokens = Tokens()
         self.claims: dict[int, RedisClaim] = {}
         """Claims that the server may know, by number."""
@@ -91,12 +84,26 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         super().bind(settings)
         self._prefix = f"{settings.namespace}:1:"
         self._channel = f"{settings.namespace}:1:to:{self._process}"
-        self._format = Format(settings.namespace, self._verified)
+        self._format = Format(settings.namespace, self._server.verified)
         self._asked_format: asyncio.Future[Any] | None = None
-        self._released = Released(settings.clock) if self._endpoint.moves else None
+        self._released = Released(settings.clock) if self._server.endpoint.moves else None
         clock, limit = settings.clock, settings.command_timeout
-        self._options: Options = {"clock": clock, "command_timeout": limit, "outages": settings.outages}
-        self._issue, scripts, pairing = self._connect()
+        self._scripts = scripts = Scripts(cluster=self.clustered)
+        self._server.bind(
+            Usage(
+                settings,
+                prefix=self._prefix,
+                channel=self._channel,
+                scripts=scripts.loaded,
+                format=self._format,
+                on_message=lambda *message: self._messages.dispatch(*message),
+                on_push=self._push,
+                on_mute=scripts.mute,
+                on_up=self._doubt,
+                on_moved=self._check,
+            )
+        )
+        self._issue, pairing = self._server.issue, self._server.pairing
 
         def context(commands: Commands) -> Context:
             # In a cluster a call is about one slot, which two locks seldom share.
@@ -104,7 +111,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
             wakeups = Wakeups(
                 commands.heartbeat, commands.tickets, clock=clock, random=settings.random, batch=batch
             )
-            return Context(clock, limit, commands, wakeups, self.claims, self._released, pairing)
+            confirm, numbers = self._server.confirm, self._numbers
+            return Context(
+                clock, limit, commands, wakeups, self.claims, self._released, pairing, confirm, numbers
+            )
 
         names = self._tokens, self._prefix, self._process
         self._mutex = context(MutexCommands(self._issue, scripts, *names))
@@ -115,45 +125,20 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         )
         self._messages = Messages(self._mutex, self.events, self._registers.notify)
 
-    @abstractmethod
-    def _connect(self) -> tuple[Issue, Scripts, Pairing | None]:
-        """Make the connections without opening them.
-
-        Return the destination of commands, the scripts for it, and the pairing of server and local time: ``None`` in a
-        cluster, where a reply may have the time of any node.
-        """
-
     # --- opening and closing
 
     async def open(self) -> None:
         """Connect, and find out what the server can do."""
-        limit = self.settings.command_timeout
         for context in self._contexts:
             context.wakeups.open()
         self._registers.open()
-        try:
-            # Each step has the same limit and a better message; this one bounds their sum.
-            async with asyncio.timeout(limit + GRACE):
-                await self._open()
-        except TimeoutError as error:
-            for transport in self._transports():
-                if transport.failure is not None:
-                    raise transport.failure from transport.failure.__cause__
-            raise BackendUnavailable(
-                f"{self._endpoint} did not answer everything that it was asked within {limit:g} s"
-            ) from error
+        self.capabilities = await self._server.open()
 
-    @abstractmethod
-    async def _open(self) -> None:
-        """Connect; see :meth:`open`."""
-
-    @abstractmethod
-    def _transports(self) -> list[Transport]:
-        """Return the connections whose failure explains why opening failed."""
-
-    @abstractmethod
-    def _verified(self, error: UnsafeBackend | None) -> None:
-        """Record the format of the namespace's data: why it cannot be used, if it cannot."""
+    async def aclose(self) -> None:
+        """Close all connections."""
+        # A timer that is due while the connections are closed has nothing to ask any more.
+        self._stop()
+        await self._server.aclose()
 
     def _stop(self) -> None:
         """End timers and waits, before the connections are closed."""
@@ -162,10 +147,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         self._registers.close()
         self.claims.clear()
 
-    def _push(self, *, pushed: bool) -> None:
+    def _push(self, subscription: str | None) -> None:
         """Note whether messages are pushed to this client, and check all waiters, because some messages may have been missed."""
         for context in self._contexts:
-            context.wakeups.set_pushed(pushed=pushed)
+            context.wakeups.set_pushed(subscription)
         self._check_all()
 
     def _check_all(self) -> None:
@@ -173,11 +158,32 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
             context.wakeups.now()
         self._registers.wake_all()
 
+    def _check(self, concerned: Concerned) -> None:
+        """Check the waiters of some locks: their slots have moved."""
+        # Not at everything: there may be thousands of waiters, and in a resharding one such occasion after the other.
+        for context in self._contexts:
+            context.wakeups.soon(concerned)
+        self._registers.wake_all()
+
+    def _doubt(self, concerned: Concerned | None) -> None:
+        """Verify the holds whose server may not know everything, and repeat the latest releases there."""
+        # The server may be another one now, or have lost data.
+        for claim, keep in self._released.again() if self._released is not None else ():
+            if concerned is None or concerned(claim.key):
+                claim.leave_again(keep)
+        if concerned is None:
+            self.events.put(Event(EventKind.DOUBT))
+            self._check_all()
+            return
+        held = [claim for claim in self.claims.values() if concerned(claim.key)]
+        for claim_or_all in held if len(held) <= FEW else (None,):
+            self.events.put(Event(EventKind.DOUBT, claim_or_all))
+
     # --- claims and registers
 
     def claim(self, request: Request) -> RedisClaim:
         """Return a claim with a request id of its own."""
-        self._count = number = self._count + 1
+        number = next(self._numbers)
         if request.kind is not MUTEX and request.kind.shareable:
             return SharedClaim(self._shared, request, number)
         return RedisClaim(self._mutex, request, number)
@@ -200,6 +206,22 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         until = NEVER if claim.fixed else expires_at(sent, claim.request.ttl)
         return Grant(0, 0, until, demand=state == 2)
 
+    async def _confirmed(
+        self, reply: Reply, claims: Sequence[Claim], answers: Sequence[Renewal], sent: float
+    ) -> list[Renewal]:
+        """Wait until enough replicas have what was prolonged, which is unknown if too few do; a loss is told at once."""
+        ends = [answer.until for answer in answers if isinstance(answer, Grant) and answer.until > NEVER]
+        if not ends or self._server.confirm is None:
+            return list(answers)
+        for claim, answer in zip(claims, answers, strict=True):
+            if isinstance(answer, str):
+                self.events.put(Event(EventKind.LOST, claim, answer))
+        try:
+            await self._server.confirm(reply, min(ends), sent)
+        except BackendUnavailable as error:
+            return [error if isinstance(each, Grant) and each.until > NEVER else each for each in answers]
+        return list(answers)
+
     def _ask_format(self) -> None:
         """Read the format anew: a hold is gone, and all data may be, so that a client of another version came first."""
         # One question is enough for thousands of holds.
@@ -209,7 +231,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
 
     def _reported_format(self, reply: asyncio.Future[Any]) -> None:
         if not reply.cancelled() and reply.exception() is None:
-            self._verified(self._format.refusal(reply.result()))
+            self._server.verified(self._format.refusal(reply.result()))
 
     # --- administration
 
@@ -223,10 +245,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         context, key = self._context(name, family)
         return admin.read(await context.commands.inspect(key), name, family)
 
-    async def force_release(self, name: str, family: Family) -> bool:
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
         """Send one script, which notifies the holders."""
         context, key = self._context(name, family)
-        taken, claim = await context.commands.force(key)
+        taken, claim = await context.commands.force(key, token)
         context.wakeups.handed_over(key, claim)
         return bool(taken)
 
@@ -242,22 +264,15 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Scan the keys, and inspect what they belong to."""
-        return await admin.names(self._calls(), self._prefix, pattern, self.inspect)
+        return await admin.names(self._server.calls(), self._prefix, pattern, self.inspect)
 
-    @abstractmethod
-    def _calls(self) -> list[admin.Call]:
-        """Return for each server the function that sends it a command."""
+    async def diagnose(self) -> list[Finding]:
+        """Examine the server over separate connections, so that it works also where opening fails."""
+        return await self._server.diagnose(self.settings)
 
 
-class RedisBackend(BaseBackend):
-    """One Redis or Valkey server, version 6.2 or later.
-
-    :param url: ``redis://[user:password@]host:6379/0``, ``rediss://…`` (TLS), ``unix:///path/to.sock?db=0``; or
-        ``redis+sentinel://host:26379,host:26379/service/0``, for the primary that :class:`Sentinels` name.
-    :param client: an application's own ``redis.asyncio.Redis`` instead: connections are made the same way, with the same
-        credentials, but are separate ones.
-    :param options: those of a connection; :class:`Endpoint` lists them.
-    """
+class RedisBackend(BaseBackend[SingleServer]):
+    """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters."""
 
     name = "Redis"
     renewal_limit = 100
@@ -265,114 +280,7 @@ class RedisBackend(BaseBackend):
 
     @forgets_arguments
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
-        if client is not None:
-            if given := [*(["an address"] if url is not None else []), *options]:
-                raise ConfigError(
-                    f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
-                )
-            endpoint = Endpoint.of(client)
-        elif isinstance(url, str) and scheme_of(url) in SENTINELS:
-            endpoint = Sentinels(url, **options)
-        else:
-            endpoint = Endpoint(url, **options)
-        super().__init__(endpoint)
-        self._switching: Switching | None = None
-
-    def _connect(self) -> tuple[Issue, Scripts, Pairing]:
-        commands, messages = RunId(), RunId()
-
-        async def verify(driver: AbstractConnection) -> None:
-            # In one round trip.
-            await driver.send_command(*commands.question)
-            await driver.send_command(*self._format.question)
-            await commands.read(driver)
-            await self._format.read(driver)
-
-        connection = self._connection = Connection(
-            self._endpoint,
-            scripts=[SCRIPTS[name] for name in LOADED],
-            verify=verify,
-            on_up=self._up,
-            on_down=lambda: self._same.check(),
-            **self._options,
-        )
-        subscriber = self._subscriber = Subscriber(
-            self._endpoint,
-            self._channel,
-            on_message=self._message,
-            server=messages,
-            on_up=self._subscribed,
-            on_down=partial(self._push, pushed=False),
-            **self._options,
-        )
-        count = partial(connection.call, "PUBSUB", "NUMSUB", self._channel)
-        untold = partial(self._push, pushed=False)
-        self._same = SameServer(
-            connection, subscriber, (commands, messages), count, untold, self.settings.random
-        )
-        return connection.issue, SCRIPTS, connection.pairing
-
-    async def _open(self) -> None:
-        endpoint, connection, subscriber = self._endpoint, self._connection, self._subscriber
-        await connection.open()
-        key = f"{self._prefix}probe:{{{self._process}}}"
-        publishing = connection.call("EVAL", PUBLISH.source, "1", key, self._channel)
-        version = connection.call(*self._format.question)
-        info = await probe(connection.call, key)
-        publishes = may_publish(await publishing)
-        if isinstance(endpoint, Sentinels):
-            self._switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
-            self._switching.open()
-        # Other clients of an account that may not publish most likely may not either.
-        if publishes:
-            await subscriber.open()
-        pushed = publishes and subscriber.denied is None
-        self._push(pushed=pushed and subscriber.subscribed)
-        verdict = assess(info, pushed=pushed)
-        self._format.check(await version)
-        self.capabilities = verdict.capabilities
-        for warning in verdict.warnings:
-            log.warning("%s: %s", endpoint, warning)
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        self._stop()
-        if self._switching is not None:
-            await self._switching.aclose()
-        for transport in (self._subscriber, self._connection):
-            await transport.aclose()
-
-    def _transports(self) -> list[Transport]:
-        return [self._connection, self._subscriber]
-
-    def _subscribed(self) -> None:
-        self._same.check()
-        # Not if the subscription was given up at once.
-        if self._subscriber.subscribed:
-            self._push(pushed=True)
-
-    def _message(self, payload: bytes) -> None:
-        pairing = self._connection.pairing if self._same.known else None
-        self._messages.dispatch(lambda _: pairing, payload)
-
-    def _up(self) -> None:
-        self._same.check()
-        # The server may be another one now, or have lost data.
-        if self._released is not None:
-            for claim, keep in self._released.again():
-                claim.leave_again(keep)
-        self.events.put(Event(EventKind.DOUBT))
-        self._check_all()
-
-    def _switched(self, endpoint: Sentinels, primary: Host) -> None:
-        for transport in self._transports():
-            if endpoint.primaries.get(transport) != primary:
-                transport.leave()
-
-    def _verified(self, error: UnsafeBackend | None) -> None:
-        if error is not None:
-            # Connecting anew is refused.
-            self._connection.leave()
+        super().__init__(SingleServer(url, client=client, **options))
 
     def renewal_group(self, claim: Claim) -> Hashable:
         """Return the commands of the claim's family."""
@@ -382,17 +290,9 @@ class RedisBackend(BaseBackend):
         """Renew the holds of one family in one call; those of one round leave in one write."""
         mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         sent = self.settings.clock()
-        server, *states = await renewal(mine)
-        pairing = self._connection.pairing
+        reply = renewal(mine)
+        server, *states = await reply
+        pairing = self._server.pairing
         pairing.latest = server, sent, pairing.received
-        return [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
-
-    def _calls(self) -> list[admin.Call]:
-        return [self._connection.call]
-
-    async def diagnose(self) -> list[Finding]:
-        """Examine the server over separate connections, so that it works also where opening fails."""
-        found = await examine(self._endpoint, self.settings)
-        if isinstance(self._endpoint, Sentinels):
-            found += await self._endpoint.diagnose(self.settings.command_timeout)
-        return found
+        answers = [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
+        return answers if self._server.confirm is None else await self._confirmed(reply, mine, answers, sent)

@@ -11,8 +11,9 @@ import redis.asyncio
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
-from aiolock.backends.redis.cluster.backend import ClusterBackend, summed_up
+from aiolock.backends.redis.cluster.backend import ClusterBackend
 from aiolock.backends.redis.cluster.nodes import Discovery
+from aiolock.backends.redis.cluster.server import summed_up
 from aiolock.backends.redis.cluster.slots import (
     Layout,
     Seeds,
@@ -146,13 +147,17 @@ def test_addresses_that_are_right(url):
 def test_an_address_is_shown_without_its_password():
     backend = aiolock.connect("redis+cluster://me:secret@h1:7000,[::1]:7")._backend
     assert "redis+cluster://me@h1:7000,[::1]:7" in repr(backend)
-    assert "secret" not in repr(backend) + backend.address + "".join(map(repr, backend._seeds.seeds))
+    assert "secret" not in repr(backend) + backend.address + "".join(
+        map(repr, backend._server.endpoint.seeds)
+    )
 
 
 def test_options_may_be_given_beside_the_address():
     backend = aiolock.connect("redis+cluster://h1", username="me", password="secret")._backend
     assert "me@h1" in backend.address
-    with pytest.raises(ConfigError, match="no option of Redis"):
+    with pytest.raises(
+        ConfigError, match=r"no option wrong; it has namespace, .* for redis\+cluster:// username"
+    ):
         aiolock.connect("redis+cluster://h1", wrong=1)
     with pytest.raises(ConfigError, match="addressed by its nodes"):
         aiolock.connect("redis+cluster://h1", client=object())
@@ -167,7 +172,7 @@ async def test_one_address_is_enough_and_those_that_are_away_are_not_missed(clus
     with Redis() as gone:
         port = gone.port
     async with connect(f"redis+cluster://127.0.0.1:{port},127.0.0.1:{cluster.ports[2]}") as client:
-        assert len(client._backend._router.nodes.all) == 3
+        assert len(client._backend._server.router.nodes.all) == 3
         async with asyncio.timeout(PATIENCE):
             for index in range(3):
                 async with client.lock(named(cluster, index)):
@@ -229,7 +234,7 @@ def test_findings_of_many_nodes_are_summed_up():
 @pytest.mark.parametrize("passes", range(8))
 async def test_a_close_that_was_cancelled_closes_the_rest_when_it_is_called_again(cluster, connect, passes):
     async with connect(cluster.url) as client:
-        nodes = client._backend._router.nodes
+        nodes = client._backend._server.router.nodes
         known = list(nodes.all.values())
         assert known
         closing = asyncio.create_task(nodes.aclose())
@@ -254,7 +259,7 @@ async def test_locks_are_listed_from_all_nodes(cluster, connect):
 
 async def test_who_is_sent_on_while_everything_is_closed_connects_to_nobody(cluster, connect):
     client = await connect(cluster.url, command_timeout=5 * pace()).open()
-    router = client._backend._router
+    router = client._backend._server.router
     [node, *_] = router.nodes.all.values()
     await client.aclose()
     for text in (f"ASK 1 127.0.0.1:{cluster.port}", f"MOVED 1 127.0.0.1:{cluster.port}", "TRYAGAIN"):
@@ -275,7 +280,7 @@ async def test_a_heartbeat_that_is_due_while_the_client_closes_is_not_sent(clust
         waiter = asyncio.create_task(client.lock("x").acquire())
         await until(lambda: backend._mutex.wakeups._waiting)
         [key] = backend._mutex.wakeups._waiting
-        nodes, real = backend._router.nodes, backend._router.nodes.aclose
+        nodes, real = backend._server.router.nodes, backend._server.router.nodes.aclose
 
         async def slowly() -> None:
             # What still comes in may ask for a look.
@@ -300,7 +305,7 @@ async def test_every_push_is_heard_once_from_the_node_that_sends_it(cluster, con
     async with connect(cluster.url) as one, connect(cluster.url) as other:
         backend = other._backend
         heard: list[tuple[int, bytes]] = []
-        for node in backend._router.nodes.all.values():
+        for node in backend._server.router.nodes.all.values():
             take = node.subscriber._on_message
 
             def listen(payload: bytes, port: int = node.host.port, take=take) -> None:
@@ -326,12 +331,12 @@ async def test_who_listens_at_another_node_is_not_counted_and_hears_nothing(clus
     """Else a place would be dropped, because nobody is there, and its owner would believe that it was granted."""
     async with connect(cluster.url) as one, connect(cluster.url) as other:
         name = named(cluster, 0)
-        node = other._backend._router.node(f"{{{name}}}")
+        node = other._backend._server.router.node(f"{{{name}}}")
         async with one.lock(name):
             waiter = asyncio.create_task(other.lock(name).acquire())
             await queued(one.lock(name), 1)
             pushed: list[bytes] = []
-            for every in other._backend._router.nodes.all.values():
+            for every in other._backend._server.router.nodes.all.values():
                 every.on_message = pushed.append
             node.subscriber.leave()
         # Its other two connections stand; it finds its place dropped, and comes back.
@@ -349,7 +354,7 @@ async def test_a_grant_of_a_node_that_has_not_the_slot_only_has_its_node_asked(c
         backend = other._backend
         [claim] = backend.claims.values()
         stranger = next(
-            node for node in backend._router.nodes.all.values() if node.host.port == cluster.ports[1]
+            node for node in backend._server.router.nodes.all.values() if node.host.port == cluster.ports[1]
         )
         stranger.pair()
         await until(lambda: stranger.connection.pairing.latest is not None)
@@ -373,7 +378,7 @@ async def test_a_grant_of_a_node_that_has_not_the_slot_only_has_its_node_asked(c
 
 async def test_each_node_is_paired_with_its_own_clock_alone(cluster, connect):
     async with connect(cluster.url) as client:
-        router = client._backend._router
+        router = client._backend._server.router
         nodes = list(router.nodes.all.values())
         await until(lambda: all(node.connection.pairing.latest is not None for node in nodes))
         before = [node.connection.pairing.latest for node in nodes]
@@ -392,7 +397,7 @@ async def test_each_node_is_paired_with_its_own_clock_alone(cluster, connect):
 
 async def test_a_node_that_has_got_another_s_address_is_connected_to_anew(cluster, connect):
     async with connect(cluster.url) as client:
-        [node, *_] = client._backend._router.nodes.all.values()
+        [node, *_] = client._backend._server.router.nodes.all.values()
         generation = node.connection.generation
         # As if who answers at that address had changed between the two connections.
         node._endpoints[0].node = "somebody else"
@@ -467,7 +472,7 @@ async def test_a_password_is_not_shown_tls_is_for_all_and_a_cluster_that_is_down
                 await connect(url, ssl_ca_certs=ca, command_timeout=5 * pace()).open()
             assert "hunter" not in str(caught.value)
         async with connect(cluster.url, ssl_ca_certs=ca, command_timeout=5 * pace()) as client:
-            slots = client._backend._router.nodes.all["127.0.0.1", cluster.port].slots
+            slots = client._backend._server.router.nodes.all["127.0.0.1", cluster.port].slots
             name = next(name for name in map(str, range(100)) if slot_of(name.encode()) in slots)
             async with client.lock(name, ttl=600) as lease:
                 cluster.kill(1)

@@ -128,7 +128,7 @@ async def test_hand_overs_after_a_move_are_pushed_again_and_not_asked_for(cluste
     one, other = two
     name = named(cluster, 0)
     heard: list[bytes] = []
-    for node in other._backend._router.nodes.all.values():
+    for node in other._backend._server.router.nodes.all.values():
 
         def listen(payload: bytes, take=node.subscriber._on_message) -> None:
             heard.append(payload)
@@ -269,7 +269,7 @@ async def test_what_was_sent_on_is_forgotten(cluster, two):
         for name in ("a", "b", "c"):
             async with client.lock(name):
                 pass
-        router = client._backend._router
+        router = client._backend._server.router
         assert isinstance(router, Router)
         await passes(3)
         assert not router._rerouted

@@ -42,7 +42,7 @@ async def test_a_lock_that_was_forced_before_its_grant_was_heard_is_requested_an
     async with connect(url, ttl=300) as one, connect(url, ttl=300) as two, connect(url, ttl=300) as three:
         # From then on the server knows the scripts.
         await (await lock_of(two).acquire()).release()
-        hear = stop_hearing(two._backend._connection)
+        hear = stop_hearing(two._backend._server.connection)
         entering = asyncio.create_task(lock_of(two).acquire())
 
         async def held() -> bool:
@@ -62,7 +62,7 @@ async def test_a_lock_that_was_forced_before_its_grant_was_heard_is_requested_an
 
 async def test_a_try_that_was_forced_before_its_grant_was_heard_has_failed(server, connect):
     async with connect(server.url, ttl=300) as one, connect(server.url, ttl=300) as two:
-        hear = stop_hearing(two._backend._connection)
+        hear = stop_hearing(two._backend._server.connection)
         trying = asyncio.create_task(two.lock("x").try_acquire())
 
         async def forced() -> bool:
@@ -82,7 +82,10 @@ async def test_a_pushed_grant_that_was_forced_before_it_was_taken_is_none(server
         held = await lock_of(one).acquire()
         waiter = asyncio.create_task(lock_of(two).acquire())
         await queued(lock_of(one), 1)
-        hear, read = stop_hearing(two._backend._connection), stop_hearing(two._backend._subscriber)
+        hear, read = (
+            stop_hearing(two._backend._server.connection),
+            stop_hearing(two._backend._server.subscriber),
+        )
         await held.release()
         assert await lock_of(three).force_release()
         lease = await lock_of(three).acquire()
@@ -106,7 +109,10 @@ async def test_a_holder_whose_grant_was_pushed_and_answered_is_asked_to_release(
         held = await lock_of(one).acquire()
         waiter = asyncio.create_task(lock_of(two).acquire())
         await queued(lock_of(one), 1)
-        hear, read = stop_hearing(two._backend._connection), stop_hearing(two._backend._subscriber)
+        hear, read = (
+            stop_hearing(two._backend._server.connection),
+            stop_hearing(two._backend._server.subscriber),
+        )
         await held.release()
         claim = claim_of(two)
         claim.inbox.wake(WakeReason.EXPIRED)

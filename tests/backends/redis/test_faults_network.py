@@ -429,7 +429,7 @@ async def test_n14_whatever_a_transport_raises_is_an_error_of_the_backend(server
             return getattr(self._transport, name)
 
     async with connect(server.url, ttl=2) as client, client.lock("held") as lease:
-        connection, subscriber = client._backend._connection, client._backend._subscriber
+        connection, subscriber = client._backend._server.connection, client._backend._server.subscriber
         connection._transport = Broken(connection._transport)
         with pytest.raises(BackendError) as caught:
             await client.lock("x").acquire()

@@ -93,13 +93,13 @@ async def test_a_password_that_becomes_wrong_is_said_when_the_connection_has_to_
             held = await client.lock("x").acquire()
             await overseer.config_set("requirepass", "another")
             await overseer.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            await until(lambda: client._backend._connection.state.value != "ready")
+            await until(lambda: client._backend._server.connection.state.value != "ready")
             with pytest.raises(BackendUnavailable, match="check username and password"):
                 await client.lock("y").acquire()
             assert held.held
             # Somebody puts it right, and nobody has to restart anything.
             await overseer.config_set("requirepass", SECRET)
-            await until(lambda: client._backend._connection.state.value == "ready")
+            await until(lambda: client._backend._server.connection.state.value == "ready")
             await held.renew()
             await held.release()
 
@@ -202,7 +202,7 @@ async def test_a_primary_that_becomes_a_replica_is_unavailable_and_may_come_back
         assert held.held
         assert not waiter.done()
         await master.execute_command("REPLICAOF", "NO", "ONE")
-        await until(lambda: one._backend._connection.state.value == "ready")
+        await until(lambda: one._backend._server.connection.state.value == "ready")
         await held.release()
         await (await waiter).release()
         await nothing_is_left(master, namespace)

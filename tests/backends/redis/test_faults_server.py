@@ -155,7 +155,7 @@ async def test_r2_a_restart_that_remembers_is_no_loss(connect, namespace):
             lasting.kill()
             lasting.restart()
             await until(lambda: one.stats()["renewals"] >= 1 and held.remaining() > 280)
-            await until(lambda: two._backend._subscriber.subscribed)
+            await until(lambda: two._backend._server.subscriber.subscribed)
             assert not held.lost
             assert not waiter.done()
             await held.release()
@@ -194,8 +194,8 @@ async def test_r7_killed_connections_cost_neither_hold_nor_place(server, admin, 
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
         await in_line(two)
-        which = "_connection" if kind == "normal" else "_subscriber"
-        lines = [getattr(each._backend, which) for each in (one, two)]
+        which = "connection" if kind == "normal" else "subscriber"
+        lines = [getattr(each._backend._server, which) for each in (one, two)]
         for _ in range(3):
             before = [line.generation for line in lines]
             await admin.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")

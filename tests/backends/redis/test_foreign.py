@@ -33,7 +33,7 @@ async def test_a_message_that_no_script_wrote_is_dropped(admin, connect, server,
     async with connect(server.url) as one, connect(server.url) as other:
         backend = one._backend
         channel = backend._channel
-        generation = backend._subscriber.generation
+        generation = backend._server.subscriber.generation
         async with other.lock("waited"), one.lock("held") as held:
             waiter = asyncio.create_task(one.lock("waited").acquire())
             await queued(other.lock("waited"), 1)
@@ -44,7 +44,7 @@ async def test_a_message_that_no_script_wrote_is_dropped(admin, connect, server,
             assert await other.lock("held").request_release("really")
             await until(lambda: held.release_requested)
         await (await waiter).release()
-        assert backend._subscriber.generation == generation
+        assert backend._server.subscriber.generation == generation
 
 
 @pytest.mark.parametrize("name", ["%d800;", "%41;", "%zz;", ""])

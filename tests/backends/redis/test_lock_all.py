@@ -20,7 +20,7 @@ async def test_free_locks_of_all_kinds_are_had_in_one_round_trip(connect, server
         # The server learns the scripts.
         async with aiolock.lock_all(*locks(0)):
             pass
-        connection = client._backend._connection
+        connection = client._backend._server.connection
         written: list[int] = []
         answered: list[int] = []
         write, received = connection._write, connection.data_received

@@ -38,9 +38,9 @@ async def test_what_a_server_said_is_not_applied_to_the_one_behind_the_next_conn
     async with connect(server.url) as client, client.lock("x"):
         backend = client._backend
         now = backend.settings.clock()
-        assert backend._connection.pairing.age(0.0, now) is not None
-        backend._connection._lost(BackendUnavailable("staged"))
-        assert backend._connection.pairing.age(0.0, now) is None
+        assert backend._server.connection.pairing.age(0.0, now) is not None
+        backend._server.connection._lost(BackendUnavailable("staged"))
+        assert backend._server.connection.pairing.age(0.0, now) is None
 
 
 def test_the_latest_pair_counts():

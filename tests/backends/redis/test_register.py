@@ -165,7 +165,7 @@ async def test_waiting_again_after_an_outage_finds_the_change(opened, proxy):
         with pytest.raises(BackendUnavailable):
             await seen.changed("")
         proxy.refuse = False
-        while far._connection.generation == 1:
+        while far._server.connection.generation == 1:
             await change(seen)
         assert (await seen.read()).value == b"a"
 

@@ -14,7 +14,7 @@ import redis.asyncio
 import aiolock
 from aiolock.backends.redis import RedisBackend, commands
 from aiolock.backends.redis.diagnosis import Facts, Pushing, _pushes
-from aiolock.backends.redis.same_server import agree
+from aiolock.backends.redis.run_id import agree
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 from tests.backends.redis.test_scripts import Lock
@@ -171,7 +171,7 @@ async def test_nothing_is_published_to_who_is_not_subscribed_at_the_server_of_th
 
 async def test_a_token_that_was_published_is_used_up_whoever_received_it(line):
     script = "many_release" if isinstance(line, ManyLock) else "release"
-    counted = b"redis.pcall('PUBSUB', 'NUMSUB', to)[2]"
+    counted = b"redis.pcall('PUBSUB', 'NUMSUB', to .. subscription)[2]"
     source = commands.SCRIPTS[script].source
     assert counted in source
     # As if the subscription had ended between the count and the message.
@@ -271,7 +271,7 @@ async def test_a_server_that_has_become_a_replica_is_unavailable_for_now_and_lef
             assert held.held
             assert caplog.text.count("lost the connection to") == 1
             assert "READONLY" in caplog.text
-            await until(lambda: name.at(new) == 2 and client._backend._same.known)
+            await until(lambda: name.at(new) == 2 and client._backend._server.same.known)
         # A client that is opened there is refused at once.
         with pytest.raises(aiolock.BackendRefused, match=r"READONLY: .* of the primary"):
             await connect(old.url).open()
@@ -290,13 +290,39 @@ async def test_a_subscription_at_an_earlier_primary_is_given_up_once_the_command
     with Redis(users=USERS) as old, Redis(users=USERS) as new:
         async with Balanced(old.port) as name, connect(name.url(user), ttl=5) as client:
             backend = client._backend
-            await until(lambda: backend._same.known)
+            await until(lambda: backend._server.same.known)
             name.lead(new.port)
             # The old one goes on, and so does the subscription there.
-            backend._connection.leave()
-            assert not backend._same.known
-            await until(lambda: backend._subscriber.subscribed and backend._same.known)
+            backend._server.connection.leave()
+            assert not backend._server.same.known
+            await until(lambda: backend._server.subscriber.subscribed and backend._server.same.known)
             assert (name.at(old), name.at(new)) == (0, 2)
+
+
+async def test_an_earlier_subscription_that_the_server_has_not_missed_yet_does_not_count(connect, caplog):
+    with Redis(users=USERS) as old, Redis(users=USERS) as new:
+        async with (
+            Balanced(old.port) as name,
+            connect(name.url("blind:password@"), ttl=5) as client,
+            redis.asyncio.Redis(port=old.port) as admin,
+        ):
+            backend = client._backend
+            subscriber = backend._server.subscriber
+            await until(lambda: backend._server.same.known)
+            name.lead(new.port)
+            ours = subscriber._transport.get_extra_info("sockname")[1]
+            [end] = [
+                end
+                for end in name.ends
+                if end.lane is name.up and end.transport.get_extra_info("peername")[1] == ours
+            ]
+            end.reset()
+            await until(lambda: "messages come from another server" in caplog.text)
+            assert not backend._server.same.known
+            name.lead(old.port)
+            await until(lambda: backend._mutex.wakeups.pushed and backend._server.same.known)
+            [(_, count)] = await admin.pubsub_numsub(backend._channel)
+            assert count == 2, "the server still counts the earlier one"
 
 
 @pytest.mark.parametrize("user", ["blind:password@", "neither:password@"])
@@ -322,7 +348,7 @@ async def test_until_both_are_known_to_be_at_one_server_a_pushed_grant_only_wake
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
         name.on_frame = hold
-        backend._subscriber.leave()
+        backend._server.subscriber.leave()
         await arrived.wait()
         [claim] = backend.claims.values()
         seconds, micros = await admin.time()
@@ -362,7 +388,7 @@ async def test_a_subscription_that_stays_elsewhere_is_lived_with(pair, connect, 
             await lease.release()
         # It is tried again and again.
         name.lead(primary.port)
-        await until(lambda: backend._mutex.wakeups.pushed and backend._same.known)
+        await until(lambda: backend._mutex.wakeups.pushed and backend._server.same.known)
 
 
 async def test_where_nothing_can_be_asked_the_waiter_asks_instead_of_being_passed_over(pair, connect):
@@ -382,10 +408,10 @@ async def test_where_nothing_can_be_asked_the_waiter_asks_instead_of_being_passe
 
 async def test_the_pauses_between_subscriptions_grow_up_to_half_a_minute(pair, connect, monkeypatch):
     async with apart(pair) as name, connect(name.url()) as client:
-        subscriber, pauses = client._backend._subscriber, []
+        subscriber, pauses = client._backend._server.subscriber, []
         monkeypatch.setattr(subscriber, "give_up", pauses.append)
         for _ in range(20):
-            client._backend._same._found(same=False)
+            client._backend._server.same._found(same=False)
         assert all(early < late * 2 for early, late in itertools.pairwise(pauses))
         assert 15 <= pauses[-1] <= 30
 

@@ -122,9 +122,10 @@ def host_of(server: Redis) -> Host:
 def at(client: aiolock.Client, server: Redis) -> bool:
     """Whether both connections of a client are there, and in use."""
     backend = client._backend
-    links = backend._connection, backend._subscriber
+    links = backend._server.connection, backend._server.subscriber
     return all(
-        link.state.value == "ready" and backend._endpoint.primaries[link] == host_of(server) for link in links
+        link.state.value == "ready" and backend._server.endpoint.primaries[link] == host_of(server)
+        for link in links
     )
 
 
@@ -162,7 +163,7 @@ async def test_one_sentinel_that_has_heard_of_it_is_right_and_two_are_late(two, 
         oracles[0].primary = host_of(new)
         oracles[0].say(host_of(old), host_of(new))
         await until(lambda: at(client, new))
-        assert client._backend._connection.generation == 2
+        assert client._backend._server.connection.generation == 2
         assert _count(old) == 0
         # Back again: who was replaced may take over from its replacement.
         for oracle in oracles:
@@ -187,7 +188,7 @@ async def test_a_sentinel_that_was_away_and_names_the_old_primary_disturbs_nobod
         before = oracles[0].connections
         await until(lambda: not oracles[2].deaf and oracles[0].connections > before)
         await answers(client)
-        assert client._backend._connection.generation == 1
+        assert client._backend._server.connection.generation == 1
         assert _count(old) == 0
 
 
@@ -245,7 +246,7 @@ async def test_while_there_is_no_primary_sentinels_are_asked_now_and_then(two, c
     async with oracle.running(), connect(_url(oracle)) as client:
         await until(lambda: not oracle.deaf and not oracle.asked)
         server.kill()
-        await until(lambda: client._backend._connection.state.value == "broken")
+        await until(lambda: client._backend._server.connection.state.value == "broken")
         before, began, worked = oracle.connections, time.monotonic(), time.process_time()
         await asyncio.sleep(2)
         took = time.monotonic() - began
@@ -326,7 +327,7 @@ async def test_the_least_rights_at_a_sentinel_suffice(connect, caplog):
         for user, told in (("enough", True), ("deaf", False)):
             caplog.clear()
             async with connect(url, sentinel_username=user) as client, client.lock("x"):
-                [listener] = client._backend._switching._subscribers
+                [listener] = client._backend._server.switching._subscribers
                 await until(lambda listener=listener: listener.subscribed or listener.denied)
                 assert listener.subscribed is told
                 await until(lambda told=told: told or "may not subscribe to failovers" in caplog.text)
@@ -349,10 +350,10 @@ async def test_a_server_that_has_become_a_replica_is_left_at_its_first_refusal(c
             oracle.primary = host_of(other)
             async with client.lock("x"):
                 backend = client._backend
-                assert backend._endpoint.primaries[backend._connection] == host_of(other)
+                assert backend._server.endpoint.primaries[backend._server.connection] == host_of(other)
             # Nobody announces it to the subscription, which is found to be at another server.
-            await until(lambda: backend._same.known)
-            assert backend._endpoint.primaries[backend._subscriber] == host_of(other)
+            await until(lambda: backend._server.same.known)
+            assert backend._server.endpoint.primaries[backend._server.subscriber] == host_of(other)
 
 
 async def test_what_is_no_sentinel_and_whose_password_is_wrong_is_said(connect):
@@ -397,7 +398,7 @@ async def test_host_names_that_sentinels_announce_and_ipv6(connect):
                 connect(f"redis+sentinel://[::1]:{sentinel.port}/{service}") as client,
                 client.lock("x"),
             ):
-                assert set(client._backend._endpoint.primaries.values()) == {(host, server.port)}
+                assert set(client._backend._server.endpoint.primaries.values()) == {(host, server.port)}
 
 
 async def test_tls_to_sentinels_and_servers(connect):
