@@ -75,7 +75,14 @@ class MySQLStore(RowStore):
         self._wake: Wake | None = None
         self._crowded: dict[str, float] = {}
         """The rows that were locked of late, and until when that is remembered."""
-        self._galera = False
+        self.galera = False
+        """True for a node of Galera."""
+        self.rolls_back = False
+        """True if the server undoes a whole transaction in which a row was waited for in vain."""
+        self.identity = ""
+        """The expression for the identity of a server."""
+        self.server = "", ""
+        """The identity of the server, and its name."""
         self.product = ""
         """The product, if locks are experimental there."""
 
@@ -108,10 +115,12 @@ class MySQLStore(RowStore):
                 refuse_product(driver.server_version, address.text)
                 await driver.run(self.statements("settings"))
                 limit = max(1, math.ceil(timeout))
-                _, shown, told = await driver.run(self.statements("facts", lock_wait_timeout=limit))
+                _, shown = await driver.run(self.statements("variables", lock_wait_timeout=limit))
                 facts = {str(name): str(value) for name, value in shown.rows}
-                number, moves, *_, identity = told.rows[0]
-                driver.server, driver.clock_stands = str(identity)[:16], not int(moves)
+                [told] = await driver.run(self.statements("facts", server=self._identity(facts)))
+                number, moves, *_, identity, where = told.rows[0]
+                driver.server, driver.where = str(identity), str(where)
+                driver.clock_stands = not int(moves)
                 if cluster(facts) == GALERA:
                     await driver.run(self.statements("causal"))
                 if int(number) != driver.thread_id():
@@ -156,12 +165,19 @@ class MySQLStore(RowStore):
             for driver in opened:
                 driver.terminate()
             raise
-        self._take(facts)
+        self._take(facts, opened[0])
         return opened[0], opened[1]
 
-    def _take(self, facts: Mapping[str, str]) -> None:
+    def _identity(self, facts: Mapping[str, str]) -> str:
+        # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
+        numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]
+        return self.statements("server", numbers="".join(numbers))
+
+    def _take(self, facts: Mapping[str, str], driver: MySQLDriver) -> None:
         """Note what the server promises: after a reconnect it may be another one, or have other settings."""
-        self._galera = cluster(facts) == GALERA
+        self.galera = cluster(facts) == GALERA
+        self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
+        self.identity, self.server = self._identity(facts), (driver.server, driver.where)
         self.product = experimental(facts)
         promised = capabilities(facts, "rows")
         self.capabilities = promised - UNTRIED if self.product else promised
@@ -234,7 +250,7 @@ class MySQLStore(RowStore):
         """Make edits in as few transactions as there may be."""
         made: dict[str, Row | None] = {}
         # In the order of keys, so that two clients never wait for each other.
-        for part in _parts(sorted(edits, key=lambda edit: edit.key), singly=self._galera):
+        for part in _parts(sorted(edits, key=lambda edit: edit.key), singly=self.galera):
             made |= await self._write_part(driver, part)
         if any(ALL in edit.notify and made[edit.key] is not None for edit in edits):
             assert self._wake is not None  # noqa: S101 - it is open
@@ -292,7 +308,7 @@ class MySQLStore(RowStore):
                 addresses = sorted(edit.notify)
                 statements.append(self._wake.note(edit.key, addresses))
         # On Galera each statement is a transaction: a node may undo the first half of one silently.
-        whole = len(statements) > 1 and not self._galera
+        whole = len(statements) > 1 and not self.galera
         before = ["START TRANSACTION"] if whole else []
         after = ["COMMIT"] if whole else []
         clock = [self.statements("clock")] if driver.clock_stands else []
@@ -302,7 +318,7 @@ class MySQLStore(RowStore):
         try:
             await driver.run("; ".join([*packet, *ends]), answers)
         except Exception as error:
-            noted = self._galera and len(answers) > places[-1]
+            noted = self.galera and len(answers) > places[-1]
             if deadly(error) or (len(answers) < len(packet) and not noted):
                 raise
             # The edits are made, and a client that is to be told is gone, or the note of one was not to be had.
@@ -345,6 +361,21 @@ class MySQLStore(RowStore):
             value=literal(edit.value),
             expires=expires,
         )
+
+    # --- other statements
+
+    async def ask(self, packet: str) -> list[Answer]:
+        """Execute a packet on the connection for reads; return its answers. Cancelling it changes nothing."""
+        reader = await self._open().reader(self._deadline())
+        return await reader.fetch(packet)
+
+    async def check_writable(self) -> None:
+        """Raise :class:`BackendUnavailable` if the server takes no writes any more. Cancelling it changes nothing."""
+        [answer] = await self.ask(self.statements("writable"))
+        if not int(answer.rows[0][0]):
+            raise BackendUnavailable(
+                f"{self._address.text}: the server {self.server[1]} takes no writes any more"
+            )
 
     # --- maintenance
 

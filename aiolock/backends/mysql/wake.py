@@ -65,6 +65,8 @@ class Wake:
         self._heard: OrderedDict[tuple[int, str], None] = OrderedDict()
         self._last = self._tidied = 0
         """The newest tick of a note that was heard, and that at which notes were deleted."""
+        self._all_due = self._waking_all = False
+        """True if all are to be woken, and while that is under way."""
         self._closed = False
         self.across = False
         """True if writers may be at other nodes of a cluster."""
@@ -131,24 +133,40 @@ class Wake:
 
     def wake_all(self, reader: Pipeline[MySQLDriver]) -> None:
         """End the sleep of all clients of the channel; a plain function, whose work goes on."""
-        self._tasks.spawn(self._wake_all(reader), "aiolock-mysql-wake")
+        self._all_due = True
+        if not self._waking_all:
+            self._waking_all = True
+            self._tasks.spawn(self._wake_all(reader), "aiolock-mysql-wake")
 
     async def _wake_all(self, reader: Pipeline[MySQLDriver]) -> None:
-        pattern = literal(f"%/*{self._channel}*/%")
+        asleep = self._statements(
+            "asleep", processlist=self.processlist, pattern=literal(f"%/*{self._channel}*/%")
+        )
         try:
-            [found] = await reader.fetch(
-                self._statements("asleep", processlist=self.processlist, pattern=pattern)
-            )
-            for (number,) in found.rows:
-                try:
-                    await reader.fetch(self._statements("kill", number=int(number)))
-                except BackendError:
-                    # It is awake, gone, or of another account.
-                    if reader.over:
-                        return
+            while self._all_due and not self._closed:
+                self._all_due = False
+                [found] = await reader.fetch(asleep)
+                kills = [self._statements("kill", number=int(number)) for (number,) in found.rows]
+                if kills and not await self._killed(reader, "; ".join(kills)):
+                    # One of them is gone, or of another account, and those behind it were dropped.
+                    for kill in kills:
+                        await self._killed(reader, kill)
         except LockError:
             # They look again by themselves.
-            return
+            pass
+        finally:
+            self._waking_all = False
+
+    @staticmethod
+    async def _killed(reader: Pipeline[MySQLDriver], packet: str) -> bool:
+        """Execute a packet; return whether the server has executed all of it. Cancelling it is cancelling :meth:`Pipeline.fetch`."""
+        try:
+            await reader.fetch(packet)
+        except BackendError:
+            if reader.over:
+                raise
+            return False
+        return True
 
     # --- listening
 
