@@ -1262,6 +1262,10 @@ class Model:
                         durable=self._unflushed(acted), budget=shown, messages=(*done.messages, flushing)
                     )
                     yield FAULT, f"{label}: FAULT, shown before it is flushed", self.norm(shows), violation
+                    gone = at(done.clients, i, self.broken(done.clients[i], message))
+                    shows = shows._replace(messages=done.messages, clients=gone)
+                    broke = f"{label}: FAULT, shown before it is flushed, and the connection breaks"
+                    yield FAULT, broke, self.norm(shows), violation
                 if undone and message.kind in WRITES & set(self.kinds):
                     yield from self._undone(acted, done, message, undone, label)
                 if stop and i in self.stops and message.kind in self.kinds and message.kind in WRITES:

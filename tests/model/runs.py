@@ -405,14 +405,14 @@ REMOVALS = (
         ttl=2,
         clock=True,
         kinds="H",
-        faults={"shown": 2, "broken": 1, "crash": 1},
+        faults={"shown": 2, "crash": 1},
         tokens=False,
     ),
     without(
         "grants are proved",
         "(22) ... and so does a grant that a read finds there",
         "EXCLUSION",
-        faults={"shown": 1, "broken": 1, "crash": 1},
+        faults={"shown": 1, "crash": 1},
         tokens=False,
     ),
     without(

@@ -157,6 +157,8 @@ class MySQLStore(RowStore):
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     await ensure_tables(opened[0], self.statements, text, create=self._create)
+                    assert self._wake is not None  # noqa: S101 - it is made before
+                    await self._wake.hold_sleep(opened[1])
             except LockError:
                 raise
             except Exception as error:

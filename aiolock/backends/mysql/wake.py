@@ -10,6 +10,7 @@ sent again then.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
@@ -68,6 +69,9 @@ class Wake:
         self._all_due = self._waking_all = False
         """True if all are to be woken, and while that is under way."""
         self._closed = False
+        self._count = itertools.count(1)
+        self._sleeping_for = ""
+        """The name of the user lock for which the listening connection waits while it sleeps."""
         self.across = False
         """True if writers may be at other nodes of a cluster."""
         self.processlist = "information_schema.processlist"
@@ -198,12 +202,25 @@ class Wake:
     async def _sleep(self, driver: MySQLDriver) -> bool:
         """Sleep until there may be a note; return whether one was seen, which may not be committed."""
         seconds = ACROSS if self.across else SLEEP
+        lock = self._lock(self._sleeping_for)
         [answer] = await driver.run(
             self._statements(
-                "sleep", addresses=self._mine, last=self._last, seconds=seconds, mark=self._channel
+                "sleep", addresses=self._mine, last=self._last, lock=lock, seconds=seconds, mark=self._channel
             )
         )
-        return int(answer.rows[0][0] or 0) == -1
+        came = int(answer.rows[0][0] or 0)
+        if came == 1:
+            # The connection that had it is lost, and the next one takes another.
+            await driver.run(self._statements("let_go", lock=lock))
+            await asyncio.sleep(ACROSS)
+        return came == -1
+
+    async def hold_sleep(self, writer: MySQLDriver) -> None:
+        """Take a user lock on a new connection for writes, for which the listening one waits. Cancelling it is as for a driver."""
+        # A name of its own: the server may not have noticed that the connection before was lost.
+        name = f"{self._listener.address}:{next(self._count)}"
+        await writer.run(self._statements("hold_sleep", lock=self._lock(name)))
+        self._sleeping_for = name
 
     async def _hear(self, driver: MySQLDriver) -> bool:
         """Report the rows that new notes name, and delete old notes; return whether there was a new one."""

@@ -115,7 +115,7 @@ async def transactions(deployment: Deployment) -> list[tuple]:
         "SELECT t.trx_mysql_thread_id, t.trx_query FROM information_schema.innodb_trx AS t JOIN "
         "information_schema.processlist AS p ON p.ID = t.trx_mysql_thread_id WHERE p.USER = 'app' "
         # A listening connection, which writes nothing.
-        "AND IFNULL(t.trx_query, '') NOT LIKE '%SLEEP(%' AND IFNULL(t.trx_query, '') NOT LIKE '%SKIP LOCKED%'",
+        "AND IFNULL(t.trx_query, '') NOT LIKE '%GET_LOCK(%' AND IFNULL(t.trx_query, '') NOT LIKE '%SKIP LOCKED%'",
     )
     return list(rows)
 

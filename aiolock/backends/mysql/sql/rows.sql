@@ -99,13 +99,23 @@ KILL QUERY {number}
 DO GET_LOCK({lock}, 1);
 SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED
 
+-- name: hold_sleep
+-- On the connection for writes: while that lives, the user lock for which the listening one waits is not to be had.
+DO GET_LOCK({lock}, 0)
+
 -- name: sleep
--- It ends at once if there is a note already, and else by KILL QUERY.
-SELECT IF(EXISTS(SELECT 1 FROM {notes} WHERE address IN ({addresses}) AND tick > {last}), -1, SLEEP({seconds})) /*{mark}*/
+-- It ends at once if there is a note already, and else by KILL QUERY. By a user lock, because all that sleep in SLEEP share one mutex
+-- of the server, which a KILL QUERY waits for.
+SELECT IF(EXISTS(SELECT 1 FROM {notes} WHERE address IN ({addresses}) AND tick > {last}), -1, GET_LOCK({lock}, {seconds}))
+  /*{mark}*/
+
+-- name: let_go
+DO RELEASE_LOCK({lock})
 
 -- name: noted
 -- Those that are committed.
-SELECT tick, k FROM {notes} WHERE address IN ({addresses}) AND tick > {last} FOR UPDATE SKIP LOCKED
+SELECT tick, k FROM {notes} WHERE address IN ({addresses}) AND tick > {last}
+  /*M! LOCK IN SHARE MODE */ /*!80000 FOR SHARE */ SKIP LOCKED
 
 -- name: forget_notes
 DELETE FROM {notes} WHERE address IN ({addresses}) AND tick < {last}
