@@ -750,6 +750,9 @@ class Model:
                 slot = slot._replace(phase=WAIT if me in queue else NEW)
         if slot.phase in (HELD, KEEP) and me not in holds:
             if slot.phase == KEEP and (*me, 1) in holds:
+                if slot.dirty and not written and not self.reads_prove:
+                    # The write that keeps it may be undone: it is repeated, as every leave that was given up.
+                    return client._replace(slots=at(client.slots, lock, slot)), note, violation
                 return self._kept(client._replace(slots=at(client.slots, lock, slot)), lock), ", kept", "kept"
             if "verification" not in self.removed:
                 violation = self.lost(world, i, client, lock)

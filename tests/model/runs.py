@@ -509,6 +509,7 @@ DESIGN = (
         "each write is shown before it is flushed, force, a broken connection",
         faults={"shown": 1, "crash": 1, "force": 1, "broken": 1},
     ),
+    design("each write is shown before it is flushed, keep", KEEPS, faults={"shown": 1, "crash": 1}),
     design(
         "transactions are undone, late writes, a cancelled claim",
         faults={"undone": 2, "late": 1, "cancel": 1},
