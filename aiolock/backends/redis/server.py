@@ -72,7 +72,7 @@ class Usage:
     on_message: Callable[[PairingOf, bytes], object]
     """Is called with each message on the channel."""
     on_push: Callable[[str | None], object]
-    """Is called when some messages may have been missed, with what the channel of the present subscription has in addition to
+    """Is called when some messages may have been missed, with what the name of the present subscription's own channel has behind
     :attr:`channel`; ``None`` if no messages arrive."""
     on_mute: Callable[[], object]
     """Is called, while it is opened, if the server takes no script that sends messages."""
@@ -257,7 +257,7 @@ class SingleServer(RedisServer):
 
     @property
     def _subscription(self) -> str:
-        """What the channel of the present subscription has in addition to that of all: the server may still count an earlier one."""
+        """The end of the name of the present subscription's own channel: the server may still count an earlier one."""
         return f":{self._subscriptions}"
 
     def _new_channels(self) -> tuple[str, str]:
