@@ -39,7 +39,26 @@ from aiolock.backends.redis.connection import Pairing
 from aiolock.core.backend import expires_at, margin
 from tests.model.redis_server import FREE, Change, Data, Scripts
 
-__all__ = ["ANSWERS", "COMMANDS", "MESSAGES", "Handoff"]
+__all__ = [
+    "ANSWERS",
+    "COMMANDS",
+    "HELD",
+    "HOLDING",
+    "MESSAGES",
+    "NAMES",
+    "RUNNING",
+    "TTL",
+    "Barrier",
+    "Broken",
+    "Client",
+    "Command",
+    "Cover",
+    "Grant",
+    "Handoff",
+    "Lock",
+    "Move",
+    "World",
+]
 
 TTL, LIFE, PERIOD, BLOCK = 3.0, 3000, 1.0, 3
 """Seconds of a hold, ms of a position, seconds between heartbeats, tokens of a grant."""
@@ -60,7 +79,7 @@ COMMANDS, ANSWERS, MESSAGES, LOSES = 1, 2, 4, 8
 CHANNELS = {COMMANDS: "commands", ANSWERS: "answers", MESSAGES: "messages"}
 FAULTS = (
     *("slow", "cut", "late", "lose", "subscription", "crash", "stop", "cancel", "keep", "force", "ask"),
-    *("back", "restart", "switch", "split", "astray"),
+    *("back", "restart", "switch", "split", "astray", "few"),
 )
 UNREAD = {"until", "since", "provisional", "ttl", "label", "token"}
 """Fields that nothing reads of a lock without a holder."""
@@ -91,6 +110,26 @@ class Grant(NamedTuple):
     count: int
     until: float
     server: int
+
+
+class Cover(NamedTuple):
+    """What counts once the replicas have it: a grant, or a renewal, whose token is 0."""
+
+    number: int
+    token: int
+    count: int
+    until: float
+    server: int
+
+
+class Barrier(NamedTuple):
+    """A write on the connection of the barriers, and the ``WAIT`` behind it."""
+
+    server: int
+    covers: tuple[Cover, ...]
+    written: bool = False
+    confirmed: bool = False
+    """The replica has the write, and all before it."""
 
 
 class Left(NamedTuple):
@@ -170,6 +209,12 @@ class Client:
     """Earlier subscriptions that a server still counts: the server, and the number."""
     messages: tuple[Message, ...] = ()
     slow: int = 0
+    # With replicas.
+    line: int = 0
+    """The server of the connection of its barriers."""
+    joined: tuple[Cover, ...] = ()
+    """Waits for the next barrier."""
+    barrier: Barrier | None = None
 
 
 values = attrgetter(*[field.name for field in fields(Client)])
@@ -180,7 +225,7 @@ class World:
 
     __slots__ = (
         *("servers", "primary", "time", "offset", "clients", "late", "budget"),
-        *("top", "saved", "given_up", "kept"),
+        *("top", "saved", "given_up", "kept", "copy"),
     )
 
     def __init__(self, state: tuple) -> None:
@@ -189,14 +234,14 @@ class World:
         self.late: tuple[tuple[int, int, tuple[Command, ...]], ...]
         """What closed connections may still bring: client, server, commands."""
         (self.servers, self.primary, self.time, self.offset, clients, self.late, self.budget) = state[:7]
-        (self.top, self.saved, self.given_up, self.kept) = state[7:]
+        (self.top, self.saved, self.given_up, self.kept, self.copy) = state[7:]
         self.clients = [Client(*each) for each in clients]
 
     def freeze(self) -> tuple:
         clients = tuple([values(client) for client in self.clients])
         return (
             *(self.servers, self.primary, self.time, self.offset, clients, self.late, self.budget),
-            *(self.top, self.saved, self.given_up, self.kept),
+            *(self.top, self.saved, self.given_up, self.kept, self.copy),
         )
 
     @property
@@ -300,7 +345,7 @@ class Handoff:
                 self._verify(client)
             clients.append(values(client))
         servers = (FREE, None)[: self.servers]
-        return (servers, 0, 0, 0, tuple(clients), (), self.budget, 0, None, (), 0)
+        return (servers, 0, 0, 0, tuple(clients), (), self.budget, 0, None, (), 0, None)
 
     def key(self, state: tuple) -> int:
         data = state[0][state[1]]
@@ -899,11 +944,14 @@ class Handoff:
                 equal = " with equal tokens" if after.token <= client.token <= after.top else ""
                 raise Broken(f"TOLD{equal}: {owner} is granted the lock while {mine} is believed in")
         if granted and (owner != previous or after.token != before.token):
-            if after.token <= world.top or after.top < after.token:
-                raise Broken(f"TOKEN: {owner} gets {after.token} to {after.top} after {world.top}")
+            self._judge_token(world, owner, after.token, after.top)
             if world.now < world.kept and name != "force":
                 raise Broken(f"KEEP: {owner} is granted the lock before the time for which it was kept")
-            world.top = max(world.top, after.top)
+
+    def _judge_token(self, world: World, owner: str | None, token: int, top: int) -> None:
+        if token <= world.top or top < token:
+            raise Broken(f"TOKEN: {owner} gets {token} to {top} after {world.top}")
+        world.top = max(world.top, top)
 
     # --- steps
 
@@ -1063,8 +1111,8 @@ class Handoff:
         assert data is not None
         if view(data).owner:
             force, ask = (
-                Command(name, 0, 0, 0, (text,))
-                for name, text in (("force", 0), ("request_release", "please"))
+                Command(name, 0, 0, 0, arguments)
+                for name, arguments in (("force", (0, "")), ("request_release", ("please",)))
             )
             yield "force_release", lambda w: self._execute(w, 0, w.primary, force) and None, "force"
             yield "request_release", lambda w: self._execute(w, 0, w.primary, ask) and None, "ask"

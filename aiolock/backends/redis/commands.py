@@ -312,9 +312,9 @@ class Commands:
         """Read holders and waiters."""
         return self._call("inspect", (key,))
 
-    def force(self, key: str) -> Reply:
-        """Take the lock from its holders, who are notified."""
-        return self._call("force", (key,), self.tokens.highest)
+    def force(self, key: str, token: int | None = None) -> Reply:
+        """Take the lock from its holders, or from the one that has ``token``, who are notified."""
+        return self._call("force", (key,), self.tokens.highest, "" if token is None else token)
 
     def ask(self, key: str, reason: str) -> Reply:
         """Ask the holders to release, now and with their next renewals."""

@@ -18,8 +18,8 @@ from aiolock.backends.redis.commands import PROBE, PUBLISH, Format
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.errors import from_reply
 from aiolock.backends.redis.pubsub import Subscriber
-from aiolock.backends.redis.run_id import RunId
-from aiolock.backends.redis.same_server import agree
+from aiolock.backends.redis.replicas import BARRIER, SOON
+from aiolock.backends.redis.run_id import RunId, agree
 from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.transport import Options
 from aiolock.core.backend import Settings
@@ -42,6 +42,8 @@ __all__ = [
 OLDEST = (6, 2)
 TRIPS = 5
 """Round trips that are measured."""
+MANY = 10_000
+"""More replicas than there are."""
 GRACE = 0.05
 """Seconds by which the deadline of a diagnosis exceeds that of its steps, whose errors say more."""
 SETTINGS = ("appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
@@ -176,6 +178,10 @@ class Facts:
     """The version of the data of the namespace, if there are any."""
     cluster: bool = False
     """True if the server is addressed as a node of a cluster."""
+    replicas: int = 0
+    """How many replicas have to confirm a grant."""
+    confirmed: int | None = None
+    """How many have confirmed a write; ``None`` if the server may not be asked."""
     ahead: float | None = None
     """Seconds by which the server's clock is ahead of the local one."""
     trips: list[float] = field(default_factory=list)
@@ -366,7 +372,35 @@ def _persistence(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _confirming(facts: Facts) -> Iterator[Finding]:
+    subject, needed, count = "replicas", facts.replicas, facts.confirmed
+    meanwhile = "no lock is granted, and those that are held are lost after one ttl"
+    if count is None or not facts.info:
+        yield failure(
+            subject,
+            "this account may not use WAIT and INFO, so no grant can be confirmed, and no client opens",
+            "grant it +wait and +info, or leave replicas= out",
+        )
+    elif count < needed:
+        yield failure(
+            subject,
+            f"replicas={needed} have to confirm each grant, and {count} answer: until {needed} do, {meanwhile}",
+            f"have {needed + 1} replicas",
+        )
+    elif count == needed:
+        yield warning(
+            subject,
+            f"replicas={needed} have to confirm each grant, and {count} answer: while one of them is away, {meanwhile}",
+            f"have {needed + 1} replicas",
+        )
+    else:
+        yield ok(subject, f"replicas={needed} have to confirm each grant, and {count} answer")
+
+
 def _replicas(facts: Facts) -> Iterator[Finding]:
+    if facts.replicas:
+        yield from _confirming(facts)
+        return
     count = facts.info.get("connected_slaves")
     if count is None:
         yield note("replicas", f"{facts.unknown} whether there are any", GRANT_INFO)
@@ -395,7 +429,7 @@ def _clients(facts: Facts) -> Iterator[Finding]:
     if most and now > 0.8 * most:
         yield warning(
             "maxclients",
-            f"{now} of {most} connections are in use, and each aiolock client needs two",
+            f"{now} of {most} connections are in use, and each aiolock client needs {3 if facts.replicas else 2}",
             "raise maxclients, or share clients: one serves any number of locks and tasks",
         )
 
@@ -441,6 +475,8 @@ async def examine(
             await connection.open()
             facts = await _ask(connection, settings, key)
             facts.cluster = cluster
+            if endpoint.replicas:
+                facts.replicas, facts.confirmed = endpoint.replicas, await _confirm(connection, key, limit)
             facts.pushing = await _pushing(connection, endpoint, settings.namespace, key, facts, options)
     except TimeoutError as error:
         raise BackendUnavailable(
@@ -483,6 +519,16 @@ async def _ask(connection: Connection, settings: Settings, key: str) -> Facts:
             facts.ahead = int(answer[0]) + int(answer[1]) / 1_000_000 - (wall + took / 2)
         facts.trips.append(took)
     return facts
+
+
+async def _confirm(connection: Connection, key: str, limit: float) -> int | None:
+    """Write, and return how many replicas have confirmed that; ``None`` if the account may not ask."""
+    written = connection.call("EVAL", BARRIER.source, "1", key)
+    if await _or_none(written) is None and written.exception() is not None:
+        return None
+    # More than there are, so that all of them have the time.
+    count = await _or_none(connection.call("WAIT", MANY, round(min(SOON, limit / 4) * 1000)))
+    return count if isinstance(count, int) else None
 
 
 async def _pushing(

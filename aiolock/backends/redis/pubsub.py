@@ -151,6 +151,8 @@ class Messages:
 
     def __init__(self, context: Context, events: EventQueue, on_register: Callable[[str], object]) -> None:
         self._claims = context.claims
+        self._believes = context.confirm is None
+        """A pushed grant may be entered before its confirmation: replicas need not have it."""
         self._clock = context.clock
         self._process = context.commands.process
         self._events = events
@@ -200,10 +202,11 @@ class Messages:
             return
         token, count, server, milliseconds, waiting = numbers
         now = self._clock()
-        age = None if pairing is None else pairing.age(server / 1_000_000, now)
+        age = None if pairing is None or not self._believes else pairing.age(server / 1_000_000, now)
         seconds = milliseconds / 1000
         if age is None or not age.credible(seconds):
-            # Too old, of unknown age, or perhaps another server's: asking again finds the grant, and is its confirmation.
+            # Too old, of unknown age, not confirmed by replicas, or perhaps another server's: asking again finds the grant, and is
+            # its confirmation.
             claim.inbox.wake(WakeReason.NOTIFIED)
             return
         # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.

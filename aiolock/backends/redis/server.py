@@ -16,17 +16,18 @@ from typing import Any, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
-from aiolock.backends.dialects import scheme_of
+from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis.admin import Call
 from aiolock.backends.redis.commands import PUBLISH, Format, Issue, Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.replicas import Barriers, Confirm
 from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.redis.url import REPLICAS, Endpoint
 from aiolock.backends.transport import Options, Transport
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
@@ -92,6 +93,8 @@ class RedisServer(ABC):
     """Issue an encoded command; set by :meth:`bind`."""
     pairing: Pairing | None
     """The pairing of server and local time; ``None`` in a cluster, where a reply may have the time of any node."""
+    confirm: Confirm | None = None
+    """Waits until enough replicas have what was answered; ``None`` if what the primary answers counts."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -169,11 +172,13 @@ class SingleServer(RedisServer):
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
+            replicas = REPLICAS("replicas", options.pop("replicas", None) or 0)
             if given := [*(["an address"] if url is not None else []), *options]:
                 raise ConfigError(
                     f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
                 )
             endpoint = Endpoint.of(client)
+            endpoint.replicas = replicas
         elif isinstance(url, str) and scheme_of(url) in SENTINELS:
             endpoint = Sentinels(url, **options)
         else:
@@ -181,6 +186,7 @@ class SingleServer(RedisServer):
         super().__init__(endpoint)
         self.switching: Switching | None = None
         self._subscriptions = 0
+        self.barriers: Barriers | None = None
 
     def _connect(self) -> None:
         usage = self._usage
@@ -219,6 +225,12 @@ class SingleServer(RedisServer):
             connection, subscriber, (commands, messages), count, untold, usage.settings.random
         )
         self.issue, self.pairing = connection.issue, connection.pairing
+        if replicas := self.endpoint.replicas:
+            key = f"{usage.prefix}replicas:{{}}"
+            barriers = self.barriers = Barriers(
+                self.endpoint, replicas, connection, commands, lambda: key, **self._options
+            )
+            self.confirm = lambda _, until, sent: barriers.confirm(until, sent)
 
     async def _open(self) -> None:
         usage, endpoint = self._usage, self.endpoint
@@ -241,6 +253,9 @@ class SingleServer(RedisServer):
         usage.on_push(self._subscription if pushed and subscriber.subscribed else None)
         verdict = assess(info, pushed=pushed, mute=publishes is None)
         usage.format.check(await version)
+        if self.barriers is not None:
+            await self.barriers.connection.open()
+            await self.barriers.check()
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
             log.warning("%s: %s", endpoint, warning)
@@ -251,9 +266,12 @@ class SingleServer(RedisServer):
             await self.switching.aclose()
         for transport in (self.subscriber, self.connection):
             await transport.aclose()
+        if self.barriers is not None:
+            await self.barriers.aclose()
 
     def _transports(self) -> list[Transport]:
-        return [self.connection, self.subscriber]
+        more = [] if self.barriers is None else [self.barriers.connection]
+        return [self.connection, self.subscriber, *more]
 
     @property
     def _subscription(self) -> str:
@@ -276,6 +294,8 @@ class SingleServer(RedisServer):
 
     def _up(self) -> None:
         self.same.check()
+        if self.barriers is not None:
+            self.barriers.compare()
         self._usage.on_up(None)
 
     def _switched(self, endpoint: Sentinels, primary: Host) -> None:

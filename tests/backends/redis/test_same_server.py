@@ -14,7 +14,7 @@ import redis.asyncio
 import aiolock
 from aiolock.backends.redis import RedisBackend, commands
 from aiolock.backends.redis.diagnosis import Facts, Pushing, _pushes
-from aiolock.backends.redis.same_server import agree
+from aiolock.backends.redis.run_id import agree
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 from tests.backends.redis.test_scripts import Lock
