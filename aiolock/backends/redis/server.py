@@ -248,9 +248,11 @@ class SingleServer(RedisServer):
             self.switching.open()
         # Other clients of an account that may not publish most likely may not either.
         if publishes:
+            # The subscriber reports whether messages arrive.
             await subscriber.open()
+        else:
+            usage.on_push(None)
         pushed = bool(publishes) and subscriber.denied is None
-        usage.on_push(self._subscription if pushed and subscriber.subscribed else None)
         verdict = assess(info, pushed=pushed, mute=publishes is None)
         usage.format.check(await version)
         if self.barriers is not None:
