@@ -59,7 +59,7 @@ Concerned = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a backend needs of its server."""
+    """The needs of a backend: names, settings, and functions that its server calls."""
 
     settings: Settings
     prefix: str
