@@ -118,7 +118,10 @@ class RedisServer(ABC):
         """Make the connections; set :attr:`issue` and :attr:`pairing`."""
 
     async def open(self) -> frozenset[str]:
-        """Connect, and return the capabilities of this deployment."""
+        """Connect, and return the capabilities of this deployment.
+
+        Raises :class:`BackendError`. Cancelling it leaves neither task nor socket behind.
+        """
         limit = self._limit
         try:
             # Each step has the same limit and a better message; this one bounds their sum.
@@ -143,7 +146,7 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it aborts them."""
 
     @abstractmethod
     def verified(self, error: UnsafeBackend | None) -> None:
@@ -155,7 +158,10 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine the server over separate connections, so that it works also where opening fails."""
+        """Examine the server over separate connections, so that it works also where opening fails.
+
+        Cancelling it leaves no socket behind.
+        """
 
 
 class SingleServer(RedisServer):
