@@ -198,7 +198,6 @@ def _methods(options: Options) -> Iterator[Market]:
 
 SUITES = {
     "redis": Suite(redis.SCENARIOS, _one(Redis, RedisContext)),
-    "replicas": Suite(replicas.SCENARIOS, _replicas),
     "zookeeper": Suite(zookeeper.SCENARIOS, _one(ZooKeeper, ZooKeeperContext)),
     "mysql": Suite(mysql.SCENARIOS, _one(durable_mariadb, MySQLContext)),
     "compare": Suite(compare.SCENARIOS, _compare),
@@ -208,4 +207,5 @@ SUITES = {
     "memcached": Suite(rows.MEMCACHED, _one(Memcached, MemcachedContext)),
     "etcd": Suite(rows.ETCD, _one(Etcd, EtcdContext)),
     "methods": Suite(methods.SCENARIOS, _methods),
+    "replicas": Suite(replicas.SCENARIOS, _replicas),
 }

@@ -59,7 +59,7 @@ Concerned = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a backend needs of its server."""
+    """The needs of a backend of its server."""
 
     settings: Settings
     prefix: str
