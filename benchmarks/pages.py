@@ -31,8 +31,9 @@ PAGES = [
     ROOT / page
     for page in (
         "docs/topics/performance.md",
-        "docs/topics/comparison.md",
+        "docs/topics/methods.md",
         "docs/how-to/choose-a-backend.md",
+        "docs/internals/benchmarks.md",
         "docs/backends/redis.md",
     )
 ]

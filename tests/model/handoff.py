@@ -27,6 +27,7 @@ queue and renewal scheduler of the core.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -202,8 +203,10 @@ class Client:
     pushed: bool = True
     sent: tuple[Command, ...] = ()
     answers: tuple[tuple[Command, Any], ...] = ()
-    ghosts: tuple[int, ...] = ()
-    """Servers that still count an earlier subscription."""
+    subscription: int = 0
+    """The number of its subscription, which has a channel of its own."""
+    ghosts: tuple[tuple[int, int], ...] = ()
+    """Earlier subscriptions that a server still counts: the server, and the number."""
     messages: tuple[Message, ...] = ()
     slow: int = 0
     # With replicas.
@@ -256,8 +259,8 @@ class Lock(NamedTuple):
     top: int
     requests: dict[str, int]
     """Tickets of the requests in the queue."""
-    reachable: dict[str, int]
-    """Until when (µs) the positions of clients that want messages live."""
+    reachable: dict[str, tuple[int, int]]
+    """Until when (µs) the positions of clients that want messages live, and the subscription by which they do."""
 
 
 @lru_cache(200_000)
@@ -270,8 +273,17 @@ def view(data: Data) -> Lock:
         until, token = int(holds[owner][0]), int(holds[owner][3])
     requests = {name[2:]: int(value) for name, value in found.items() if name.startswith("r:")}
     presences = {name[2:]: value.split(" ") for name, value in found.items() if name.startswith("p:")}
-    reachable = {client: int(life) for client, (life, notified, _) in presences.items() if notified == "s"}
+    reachable = {
+        client: (int(life), int(notified[2:]))
+        for client, (life, notified, _) in presences.items()
+        if notified[0] == "s"
+    }
     return Lock(owner, until, token, int(found.get("top", 0)), requests, reachable)
+
+
+def channel(i: int, number: int) -> str:
+    """Return the channel of one subscription of a client."""
+    return f"{NAMES[i]}:{number}"
 
 
 Move = tuple[str, Callable[[World], Any], str]
@@ -287,6 +299,7 @@ class Handoff:
     :param tries: clients may also try without waiting.
     :param slow: channels of each client that are slow on its first connection, as a sum of ``COMMANDS``, ``ANSWERS`` and ``MESSAGES``.
     :param feeds: the server of each client's first subscription; two servers if given.
+    :param ghosts: the server that still counts an earlier subscription of each client; ``None`` for none.
     :param info: clients may ask for the run id of a server; else they count their own subscription.
     :param rates: seconds of each client's clock in a tick.
     :param changes: planted bugs in the scripts.
@@ -305,6 +318,7 @@ class Handoff:
         tries: bool = False,
         slow: tuple[int, ...] = (0, 0, 0),
         feeds: tuple[int, ...] = (),
+        ghosts: tuple[int | None, ...] = (None, None, None),
         info: bool = True,
         counts: bool = True,
         rates: tuple[float, ...] = (1, 1, 1),
@@ -314,14 +328,19 @@ class Handoff:
         self.budget = tuple((faults or {}).get(name, 0) for name in FAULTS)
         self.removed = frozenset(removed)
         self.slow, self.feeds, self.info, self.rates = slow, feeds, info, rates
+        self.ghosts = ghosts
         self.servers = 2 if feeds or (faults or {}).keys() & {"switch", "split"} else 1
         self.scripts = scripts(changes, family, counts)
         self.count = len(turns)
 
     def initial(self) -> tuple:
         clients = []
-        for turns, feed, slow in zip(self.turns, self.feeds or (0,) * self.count, self.slow, strict=False):
+        feeds = self.feeds or (0,) * self.count
+        for turns, feed, slow, ghost in zip(self.turns, feeds, self.slow, self.ghosts, strict=False):
             client = Client(turns, feed, slow=slow)
+            if ghost is not None:
+                client.ghosts = ((ghost, client.subscription),)
+                client.subscription = self._next(client)
             if feed and "after subscribing" not in self.removed:
                 self._verify(client)
             clients.append(values(client))
@@ -452,7 +471,7 @@ class Handoff:
         client.doubts += 1
         client.attempt += 1
         client.phase = REQUESTING
-        position = "" if client.trying else f"{LIFE} {'s' if client.pushed else 'n'} {client.ticket}"
+        position = "" if client.trying else f"{LIFE} {self._notified(client)} {client.ticket}"
         limits = (WHOLE, WHOLE) if self.scripts.family else ()
         request, ttl = self.request(i, client.number), round(TTL * 1000)
         self._send(
@@ -517,8 +536,11 @@ class Handoff:
             client.check = None
         if client.waits and client.beat is not None and client.beat <= now:
             client.beat = self._next_beat(world, i)
-        notified, count = "s" if client.pushed else "n", int(client.waits and client.queued)
-        self._send(world, i, "heartbeat", 0, NAMES[i], LIFE, notified, client.floor, count)
+        count = int(client.waits and client.queued)
+        self._send(world, i, "heartbeat", 0, NAMES[i], LIFE, self._notified(client), client.floor, count)
+
+    def _notified(self, client: Client) -> str:
+        return f"s:{client.subscription}" if client.pushed else "n"
 
     def _next_beat(self, world: World, i: int) -> float:
         return self.local(world, i) + (PERIOD if world.clients[i].pushed else 0.1)
@@ -739,7 +761,7 @@ class Handoff:
     def _unsubscribe(self, world: World, i: int, *, noticed: bool) -> None:
         client = world.clients[i]
         if not noticed and client.feed is not None:
-            client.ghosts += (client.feed,)
+            client.ghosts += ((client.feed, client.subscription),)
         self._unfed(client)
         self._beat_now(world, i)
 
@@ -748,13 +770,17 @@ class Handoff:
 
     def _subscribe(self, world: World, i: int, server: int) -> None:
         client = world.clients[i]
-        client.feed, client.messages = server, ()
+        client.feed, client.messages, client.subscription = server, (), self._next(client)
         if "after subscribing" in self.removed:
             client.same = True
         else:
             self._came_up(world, i)
         client.pushed = client.feed is not None
         self._beat_now(world, i)
+
+    def _next(self, client: Client) -> int:
+        """Return the number of a new subscription."""
+        return client.subscription + ("a channel for each subscription" not in self.removed)
 
     def _came_up(self, world: World, i: int) -> None:
         """Find out whether both connections are at the same server: one of them has come up."""
@@ -768,7 +794,7 @@ class Handoff:
             self._verify(client)
         else:
             client.generation += 1
-            self._send(world, i, "count", 0, mark=client.generation)
+            self._send(world, i, "count", 0, channel(i, client.subscription), mark=client.generation)
 
     def _verify(self, client: Client) -> None:
         client.same = client.home == client.feed
@@ -786,17 +812,19 @@ class Handoff:
     # --- the servers
 
     def _subscribed(self, world: World, server: int) -> tuple[tuple[str, int], ...]:
-        """Return how many are subscribed at a server to the channel of each client."""
-        return tuple(
-            (NAMES[i], (client.feed == server) + client.ghosts.count(server))
-            for i, client in enumerate(world.clients)
-        )
+        """Return how many are subscribed at a server to the channels of each client: to the one of all subscriptions, and to the one of each."""
+        counts: Counter[str] = Counter()
+        for i, client in enumerate(world.clients):
+            for at, number in ((client.feed, client.subscription), *client.ghosts):
+                if at == server:
+                    counts.update((NAMES[i], channel(i, number)))
+        return tuple(sorted(counts.items()))
 
     def _execute(self, world: World, i: int, server: int, command: Command) -> Any:
         """Execute a command at a server; return its reply."""
         subscribed = self._subscribed(world, server)
         if command.name == "count":
-            return dict(subscribed)[NAMES[i]]
+            return dict(subscribed).get(command.arguments[0], 0)
         before = world.servers[server]
         assert before is not None
         data, reply, published = self.scripts.run(
@@ -863,7 +891,7 @@ class Handoff:
         for i, client in enumerate(world.clients):
             client.excuse = client.number, world.time + EXCUSED
             if client.life == RUNNING:
-                client.feed, client.messages = 0, ()
+                client.feed, client.messages, client.subscription = 0, (), self._next(client)
                 self._cut(world, i)
         world.late = ()
 
@@ -894,8 +922,9 @@ class Handoff:
             for other in before.requests:
                 j = NAMES.index(other[0])
                 client = world.clients[j]
-                lives = before.reachable.get(other[0], 0) >= world.now * 1000
-                if j != i and lives and client.feed == world.primary and client.life == RUNNING:
+                life, number = before.reachable.get(other[0], (0, 0))
+                reached = client.feed == world.primary and client.subscription == number
+                if j != i and life >= world.now * 1000 and reached and client.life == RUNNING:
                     raise Broken(f"ORDER: {request} overtakes {other}, which waits and can be reached")
         if owner != previous or after.token != before.token:
             self._judge_grant(world, i, command, before, after)
@@ -1082,8 +1111,8 @@ class Handoff:
         assert data is not None
         if view(data).owner:
             force, ask = (
-                Command(name, 0, 0, 0, (text,))
-                for name, text in (("force", 0), ("request_release", "please"))
+                Command(name, 0, 0, 0, arguments)
+                for name, arguments in (("force", (0, "")), ("request_release", ("please",)))
             )
             yield "force_release", lambda w: self._execute(w, 0, w.primary, force) and None, "force"
             yield "request_release", lambda w: self._execute(w, 0, w.primary, ask) and None, "ask"
@@ -1129,7 +1158,8 @@ class Handoff:
         client = world.clients[i]
         if client.sent:
             world.late += ((i, client.home, client.sent),)
-        ghosts = client.ghosts + (() if noticed or client.feed is None else (client.feed,))
+        present = (client.feed, client.subscription)
+        ghosts = client.ghosts + (() if noticed or client.feed is None else (present,))
         world.clients[i] = Client(0, None, DEAD, number=client.number, ghosts=ghosts)
 
     # --- a fair schedule

@@ -17,7 +17,10 @@ ONCE, TWICE, THREE = (1, 1), (2, 2), (1, 1, 1)
 FREE_PATH = "if not f[1] and f[4] == f[5] and not f[6] then"
 EXPIRED = "(f[1] and tonumber(f[2]) <= now)"
 GIVEN_AGAIN: Change = ("", "published = reached and top or published", "")
-UNCOUNTED: tuple[Change, ...] = (("", "redis.pcall('PUBSUB', 'NUMSUB', to)[2]", "1"), GIVEN_AGAIN)
+UNCOUNTED: tuple[Change, ...] = (
+    ("", "redis.pcall('PUBSUB', 'NUMSUB', to .. subscription)[2]", "1"),
+    GIVEN_AGAIN,
+)
 """The scripts up to format 5: a grant is published first, and taken back where nobody received it; its token is given again."""
 ALWAYS: tuple[Change, ...] = (("", "subscribed\n    and string.format(", "string.format("),)
 """A message names a token also where the subscribers are not counted."""
@@ -325,6 +328,19 @@ REMOVALS = (
         ticks=0,
     ),
     without(
+        "client: a channel for each subscription",
+        "without INFO, a client counts its present subscription alone: the server may not have noticed the end of an earlier one",
+        "EXCLUSION",
+        (2, 1),
+        client=("a channel for each subscription",),
+        deep=True,
+        faults={"split": 1, "slow": 1},
+        slow=(COMMANDS, 0),
+        ghosts=(None, 1),
+        info=False,
+        ticks=0,
+    ),
+    without(
         "client: after subscribing",
         "... whichever connection came up last",
         "EXCLUSION",
@@ -457,6 +473,15 @@ DESIGN = (
         "the primary goes on, without INFO, astray",
         info=False,
         faults={"split": 1, "subscription": 1, "astray": 1},
+    ),
+    design(
+        "the primary goes on, without INFO, still counted at the other",
+        (2, 1),
+        info=False,
+        faults={"split": 1, "slow": 1},
+        slow=(COMMANDS, 0),
+        ghosts=(None, 1),
+        ticks=0,
     ),
     design("subscribers are not counted", counts=False, faults={"switch": 1, "lose": 1}),
     design("subscribers are not counted, at a replica", THREE, counts=False, feeds=(0, 1, 0), ticks=4),

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
-    LOADED,
-    SCRIPTS,
     Commands,
     Format,
     MutexCommands,
@@ -23,7 +21,10 @@ from aiolock.backends.redis.commands import (
 )
 from aiolock.backends.redis.pubsub import Messages
 from aiolock.backends.redis.register import RedisRegister, Registers
+from aiolock.backends.redis.sentinel import OF_SENTINELS
+from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.server import Concerned, RedisServer, SingleServer, Usage
+from aiolock.backends.redis.url import BESIDE, IN_URL
 from aiolock.backends.redis.waiting import BATCH, Wakeups
 from aiolock.core.backend import (
     NEVER,
@@ -56,7 +57,12 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
     """
 
     keeps_values = True
-    scripts: ClassVar[Scripts]
+    clustered: ClassVar[bool] = False
+
+    @staticmethod
+    def passed_on(scheme: str) -> list[str]:
+        """Return the names of the options that go to the address of this scheme."""
+        return [*IN_URL, *(OF_SENTINELS if scheme in SENTINELS else ()), *BESIDE]
 
     def __init__(self, server: S) -> None:
         self._server = server
@@ -81,16 +87,18 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         self._format = Format(settings.namespace, self._server.verified)
         self._asked_format: asyncio.Future[Any] | None = None
         self._released = Released(settings.clock) if self._server.endpoint.moves else None
-        clock, limit, scripts = settings.clock, settings.command_timeout, self.scripts
+        clock, limit = settings.clock, settings.command_timeout
+        self._scripts = scripts = Scripts(cluster=self.clustered)
         self._server.bind(
             Usage(
                 settings,
                 prefix=self._prefix,
                 channel=self._channel,
-                scripts=[scripts[name] for name in LOADED],
+                scripts=scripts.loaded,
                 format=self._format,
                 on_message=lambda *message: self._messages.dispatch(*message),
                 on_push=self._push,
+                on_mute=scripts.mute,
                 on_up=self._doubt,
                 on_moved=self._check,
             )
@@ -139,10 +147,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         self._registers.close()
         self.claims.clear()
 
-    def _push(self, pushed: bool) -> None:  # noqa: FBT001 - its only argument
+    def _push(self, subscription: str | None) -> None:
         """Note whether messages are pushed to this client, and check all waiters, because some messages may have been missed."""
         for context in self._contexts:
-            context.wakeups.set_pushed(pushed=pushed)
+            context.wakeups.set_pushed(subscription)
         self._check_all()
 
     def _check_all(self) -> None:
@@ -237,10 +245,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         context, key = self._context(name, family)
         return admin.read(await context.commands.inspect(key), name, family)
 
-    async def force_release(self, name: str, family: Family) -> bool:
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
         """Send one script, which notifies the holders."""
         context, key = self._context(name, family)
-        taken, claim = await context.commands.force(key)
+        taken, claim = await context.commands.force(key, token)
         context.wakeups.handed_over(key, claim)
         return bool(taken)
 
@@ -267,7 +275,6 @@ class RedisBackend(BaseBackend[SingleServer]):
     """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters."""
 
     name = "Redis"
-    scripts = SCRIPTS
     renewal_limit = 100
     """The work of a round of renewals is spread over several calls."""
 

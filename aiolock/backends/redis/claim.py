@@ -41,7 +41,31 @@ MOST = 4096
 
 
 class ClaimState(Enum):
-    """The state of a claim at the server, as far as this client knows."""
+    """The state of a claim at the server, as far as this client knows.
+
+    ============= ==================================================== ============================================
+    State         Event                                                Next state
+    ============= ==================================================== ============================================
+    ``NEW``       a request is about to be sent                        ``ASKED``
+    ``NEW``       release                                              ``NEW``: the server knows nothing of it
+    ``ASKED``     answer: granted                                      ``HELD``
+    ``ASKED``     answer: a position                                   ``QUEUED``
+    ``ASKED``     answer: refused; or nothing was sent                 ``NEW``, if no other request is unanswered
+    ``QUEUED``    a grant was pushed                                   ``HELD``
+    ``QUEUED``    woken: asks again, and keeps the state meanwhile     by the answer, as from ``ASKED``
+    ``HELD``      asks again: a pushed grant ended or was lost         ``ASKED``
+    ``HELD``      release                                              ``RELEASING``
+    ``RELEASING`` answer: released                                     ``OVER``
+    ``RELEASING`` answer: not held                                     ``DENIED``, then its position is given up
+    ``RELEASING`` the release was not sent                             ``HELD``
+    ``RELEASING`` sent again to a server that may not know of it       ``LEAVING``
+    ``DENIED``    answer to the second step                            ``OVER``: the hold had been lost
+    ``LEAVING``   answer                                               ``OVER``
+    any other     release while a request is unanswered, or none holds ``LEAVING``, with a tombstone against late copies
+    ============= ==================================================== ============================================
+
+    A late copy of a request that is answered after ``OVER`` finds the tombstone.
+    """
 
     NEW = "not requested"
     ASKED = "requested"

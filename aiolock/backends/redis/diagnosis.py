@@ -69,12 +69,13 @@ def parse_info(text: str) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line and not line.startswith("#"))
 
 
-def assess(info: Mapping[str, str], *, pushed: bool, cluster: bool = False) -> Verdict:
+def assess(info: Mapping[str, str], *, pushed: bool, mute: bool = False, cluster: bool = False) -> Verdict:
     """Return what a server, or a node of a ``cluster``, promises and is to be warned of, by its INFO.
 
+    ``mute`` if it takes no script that sends messages.
     Raises :class:`BackendRefused` for a server that is too old, read-only, or addressed as what it is not.
     """
-    pushing = Pushing.PUSHED if pushed else Pushing.DENIED
+    pushing = Pushing.PUSHED if pushed else Pushing.REFUSED if mute else Pushing.DENIED
     facts = Facts(dict(info), pushing=pushing, cluster=cluster)
     for finding in (*_version(facts), *_role(facts)):
         if finding.level is Level.ERROR:
@@ -132,9 +133,18 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     ) from error
 
 
-def may_publish(counts: Sequence[int]) -> bool:
-    """Return whether scripts may publish, by the answer to the script ``publish``."""
-    return counts[1] >= 0
+async def may_publish(answer: Awaitable[Sequence[int]]) -> bool | None:
+    """Return whether scripts may publish, by the answer to the script ``publish``; ``None`` if the server takes no such script.
+
+    It is asked where ``probe`` succeeds, so what is refused is the text of the script, as a proxy does that reads it. Raises
+    :class:`BackendError` if the server cannot be asked. Cancelling it leaves nothing behind.
+    """
+    try:
+        return (await answer)[1] >= 0
+    except BackendRefused as error:
+        if error.retryable:
+            raise
+        return None
 
 
 # --- findings
@@ -148,6 +158,7 @@ class Pushing(Enum):
     UNCOUNTED = "by a message that has it ask, because scripts may not count subscribers"
     APART = "by asking, because messages come from another server"
     DENIED = "by asking, because the account may not use the channels"
+    REFUSED = "by asking, because the server takes no script that sends messages"
 
 
 @dataclass
@@ -288,6 +299,12 @@ def _pushes(facts: Facts) -> Iterator[Finding]:
                 subject,
                 "this account may not use the channels of the namespace, so a waiter asks every 100 ms",
                 "grant it +publish, +subscribe and the channels of the namespace",
+            )
+        case Pushing.REFUSED:
+            yield warning(
+                subject,
+                "this server takes no script that sends messages, as a proxy that checks scripts does, so a waiter asks every 100 ms",
+                "give an address that leads to the server itself, if it has one",
             )
 
 
@@ -519,13 +536,17 @@ async def _pushing(
 ) -> Pushing:
     """Find out whether a message on a channel of the namespace arrives, and from which server."""
     channel, arrived, server = f"{namespace}:1:to:{secrets.token_hex(16)}", asyncio.Event(), RunId()
-    subscriber = Subscriber(endpoint, channel, on_message=lambda _: arrived.set(), server=server, **options)
+    subscriber = Subscriber(
+        endpoint, lambda: [channel], on_message=lambda _: arrived.set(), server=server, **options
+    )
     try:
         await subscriber.open()
         answer = await _or_none(connection.call("EVAL", PUBLISH.source, "1", key, channel))
-        if subscriber.denied or answer is None or not may_publish(answer):
+        if answer is None:
+            return Pushing.REFUSED
+        counted, may = (number >= 0 for number in answer)
+        if subscriber.denied or not may:
             return Pushing.DENIED
-        counted = answer[0] >= 0
         same = answer[0] > 0 if counted else agree(facts.info.get("run_id"), server.value)
         if same is False:
             return Pushing.APART

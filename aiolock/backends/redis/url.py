@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
 from aiolock.backends.dial import open_socket
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.urls import (
     QUOTE,
@@ -132,7 +132,7 @@ _FORM = Form(
     6379,
     IN_URL,
     BESIDE,
-    dialect=REDIS,
+    foreign=REDIS,
     alone="a cluster is redis+cluster://, and Sentinels are redis+sentinel://",
 )
 

@@ -90,7 +90,7 @@ class Node:
         # The channel of this client has another name at each node.
         self.subscriber = Subscriber(
             self._endpoints[1],
-            lambda: f"{context.channel}@{self._endpoints[1].node}",
+            lambda: [f"{context.channel}@{self._endpoints[1].node}"],
             on_message=partial(context.on_message, self),
             on_up=self._subscribed,
             on_down=context.on_change,

@@ -141,11 +141,14 @@ class ClusterServer(RedisServer):
         key = key_in(node.slots or range(SLOTS), f"{self._usage.prefix}probe:")
         publishing = call("EVAL", PUBLISH.source, "1", key, f"{self._usage.channel}@")
         info = await probe(call, key)
-        if not may_publish(await publishing):
-            self._publishes = False
+        publishes = await may_publish(publishing)
+        self._publishes = self._publishes and bool(publishes)
+        if publishes is None and not self._opened:
+            self._usage.on_mute()
         if node.barriers is not None:
             await node.barriers.check()
-        return assess(info, pushed=self._publishes and node.subscriber.denied is None, cluster=True)
+        pushed = self._publishes and node.subscriber.denied is None
+        return assess(info, pushed=pushed, mute=publishes is None, cluster=True)
 
     async def _judge_later(self, node: Node) -> None:
         """Warn if a node that came after the opening lacks a capability that was promised."""
@@ -198,9 +201,9 @@ class ClusterServer(RedisServer):
 
     def _change(self) -> None:
         """Check all waiters: a connection has come or gone."""
-        self._usage.on_push(
-            self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
-        )
+        pushed = self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
+        # The channel of a node has its id: a message by another node's clock is not received.
+        self._usage.on_push("" if pushed else None)
 
     def _message(self, node: Node, payload: bytes) -> None:
         def pairing_of(claim: Keyed) -> Pairing | None:

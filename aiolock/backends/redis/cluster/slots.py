@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.url import BESIDE, IN_URL, Endpoint, credentials
 from aiolock.backends.urls import Form, Host
 from aiolock.backends.urls import parse as parse_address
@@ -121,7 +121,7 @@ _FORM = Form(
     IN_URL,
     BESIDE,
     several=True,
-    dialect=REDIS,
+    foreign=REDIS,
     reserved="/",
 )
 
