@@ -3,7 +3,7 @@
 A primary answers before its replicas have what it has written, so a failover may forget what a client was told. With ``replicas=n`` a
 client believes an answer only when n replicas have confirmed it. ``WAIT`` tells how many have all that its own connection
 wrote before, and blocks that connection. So each primary has one more connection, for barriers: a small write, and ``WAIT``
-behind it. Replication is one order, and a barrier is sent after the answers that it covers, so whoever has its write has what
+behind it. Replication is one order, and a barrier is sent after the answers that it covers, so a replica that has its write has what
 they were about. One barrier is under way at a time; what is answered meanwhile joins the next one.
 
 The write and the answers have to be of one server: a name may come to mean another one, and the connection for barriers be

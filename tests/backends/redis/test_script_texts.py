@@ -18,7 +18,7 @@ TEXTS = {
     **{name: script.source.decode() for name, script in load().items()},
     **{f"{name} in a cluster": script.source.decode() for name, script in load(cluster=True).items()},
     **{f"{name}, mute": script.source.decode() for name, script in load(mute=True).items()},
-    **{name: source(name) for name in ("probe", "publish", "format")},
+    **{name: source(name) for name in ("probe", "publish", "format", "barrier")},
 }
 
 
