@@ -235,7 +235,9 @@ async def _report_skip(runtime: Runtime, lock: Lock, template: str) -> None:
     log.debug(
         "skipped %s%s",
         shorten(event.name),
-        f", {'held' if event.holder else 'kept'} by {shorten(who)} until {known['until']}" if known else "",
+        f", {'held' if event.holder else 'kept'}{f' by {shorten(who)}' * bool(who)} until {known['until']}"
+        if known
+        else "",
         extra={"lock": event.name, "template": template, **known},
     )
     runtime.hooks.call(Moment.SKIPPED, event)
