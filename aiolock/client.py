@@ -24,6 +24,7 @@ from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
 from aiolock.core.hooks import C, Moment, S
 from aiolock.core.logs import Log, Outages, get_logger
+from aiolock.core.present import caller_of, has_token, told_apart
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.errors import (
@@ -31,7 +32,6 @@ from aiolock.errors import (
     BackendUnavailable,
     ConfigError,
     UnsafeBackend,
-    UnsupportedKind,
     forgets_arguments,
     shorten,
 )
@@ -122,7 +122,7 @@ def connect(
         ``locked`` wait for a mutex, a re-entrant or read-write lock, a semaphore or ``lock_all`` that names no ``timeout`` of its own
         (default: for ever). A lock's own ``timeout=None`` waits for ever. Elections, latches, barriers, ``try_acquire()`` and ``once`` do not follow it.
     :param on_loss: ``"cancel"``: losing a lease cancels the block under it; ``"signal"``: the lease only reports it.
-    :param label: names this process to people; the default is ``host:pid``.
+    :param label: names this process to people, beside its host and process id, which are always shown.
     :param require: capabilities that the deployment must have, such as ``"fencing"`` or ``"fifo"``; otherwise ``open``
         raises :class:`UnsafeBackend`.
     :param command_timeout: seconds that bound every round trip; the default is ``min(ttl / 3, 5)``.
@@ -210,9 +210,9 @@ class Client:
     def _begin(self, backend: Backend) -> None:
         """Prepare an opening; no I/O."""
         # The process may be a child that was forked after the client was made.
-        label = self._settings.label or f"{socket.gethostname()}:{os.getpid()}"
+        label, caller = self._settings.label, caller_of(socket.gethostname(), os.getpid())
         outages, random = Outages(self._settings.clock), self._random or Random()
-        backend.bind(replace(self._settings, label=label, outages=outages, random=random))
+        backend.bind(replace(self._settings, outages=outages, random=random))
         self._backend = backend
         self._end: asyncio.Task[None] | None = None
         self._runtime = Runtime(
@@ -221,6 +221,7 @@ class Client:
             random=random,
             command_timeout=self._settings.command_timeout,
             label=label,
+            caller=caller,
             generations=self._generations,
             outages=outages,
         )
@@ -615,7 +616,10 @@ class Client:
         return cls(self._runtime, request, lease_options, options.get("timeout", self._timeout))
 
     def _request(self, kind: Kind, name: str, options: LockOptions) -> Request:
-        ttl, label = options.get("ttl") or self._settings.ttl, options.get("label") or self._runtime.label
+        ttl, label = (
+            options.get("ttl") or self._settings.ttl,
+            self._runtime.identity(options.get("label") or ""),
+        )
         fair, life = options.get("fair", False), math.inf
         if not options.get("renew", True):
             # A hand-over inside the client would give the next task what is left of the life of this hold.
@@ -725,12 +729,10 @@ class Client:
         self._runtime.guard()
         checked, number = check_name(name), check_token(token)
         backend = Administration.of(self._backend, "is_current()")
-        if not backend.shows_tokens:
-            advice = "the server does not know the tokens of holders; compare tokens where the data are"
-            raise UnsupportedKind("is_current()", backend.name, advice)
+        backend.check_tokens("is_current()", "compare tokens where the data are")
         await self._runtime.reach()
         info = await backend.inspect(checked, MUTEX.family)
-        return any(holder.token <= number < holder.token + holder.tokens for holder in info.holders)
+        return any(has_token(holder, number) for holder in info.holders)
 
     async def diagnose(self) -> list[Finding]:
         """Describe this deployment for ``aiolock doctor``: reads settings, changes nothing.
@@ -763,6 +765,6 @@ def report_figures(client: Client, reporter: Callable[[Runtime], None]) -> None:
 
 async def _listed(backend: Administration, name: str, family: Family) -> LockInfo:
     try:
-        return await backend.inspect(name, family)
+        return told_apart(await backend.inspect(name, family))
     except UnreadableLock as error:
         return LockInfo(name, (), (), family, unreadable=str(error))

@@ -422,9 +422,9 @@ class SyncLock(_Facade[Lock]):
         """Return the holders and the waiters, in order."""
         return self._run(self._inner.inspect)
 
-    def force_release(self) -> bool:
-        """End all holds of the lock, as :meth:`aiolock.Lock.force_release`."""
-        return self._run(self._inner.force_release)
+    def force_release(self, token: int | None = None) -> bool:
+        """End the holds of the lock, or that of one token, as :meth:`aiolock.Lock.force_release`."""
+        return self._run(lambda: self._inner.force_release(token))
 
     def request_release(self, reason: str = "") -> bool:
         """Ask the holders to release it, as :meth:`aiolock.Lock.request_release`."""

@@ -167,6 +167,7 @@ class Holder:
     """A holder, as an administrator sees it."""
 
     label: str
+    """The ``label=`` of the lock, else of the client; empty if neither has one."""
     token: int
     since: datetime
     remaining: float
@@ -181,6 +182,10 @@ class Holder:
     local_waiters: int | None = None
     """The tasks that wait inside the holder's client, as of its last renewal (0 before the first); ``None`` where renewals do
     not send it to the server."""
+    host: str = ""
+    """The machine of the holder's process, at most 64 bytes of its name; empty where the server does not know it."""
+    pid: int | None = None
+    """The id of the process on that machine, or in its container; ``None`` where the server does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,10 @@ class Kept:
     permits: int
     last_holder: str
     """The label of the holder that released it."""
+    host: str = ""
+    """The machine of that holder, as :attr:`Holder.host`."""
+    pid: int | None = None
+    """The process of that holder, as :attr:`Holder.pid`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +255,10 @@ class Waiting:
     label: str
     mode: str = "mutex"
     permits: int = 1
+    host: str = ""
+    """The machine of the process that waits, as :attr:`Holder.host`."""
+    pid: int | None = None
+    """The process that waits, as :attr:`Holder.pid`."""
 
 
 @dataclass(frozen=True, slots=True)

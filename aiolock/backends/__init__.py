@@ -54,6 +54,9 @@ SCHEMES = {
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper"),
 }
 
+_PRIVATE = {"mysql+rows": _Entry("aiolock.backends.mysql.rows_backend:MySQLRowsBackend", "mysql")}
+"""Schemes for the tests of what is not done yet."""
+
 _CLIENTS = {"valkey": "valkey-py", "coredis": "coredis"}
 """Clients of a Redis or Valkey that cannot be handed over, by their package."""
 
@@ -90,14 +93,14 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not a {type(url).__name__}"
         )
-    from aiolock.backends.dialects import ALIASES, scheme_of  # noqa: PLC0415
+    from aiolock.backends.foreign_parameters import ALIASES, scheme_of  # noqa: PLC0415
 
     scheme = scheme_of(url)
-    others = _others() if scheme and scheme not in SCHEMES else {}
+    others = _others() if scheme and scheme not in SCHEMES.keys() | _PRIVATE.keys() else {}
     if scheme in others:
         cls = _load_other(scheme, others[scheme])
-    elif scheme in SCHEMES:
-        cls = _load(SCHEMES[scheme])
+    elif (entry := SCHEMES.get(scheme) or _PRIVATE.get(scheme)) is not None:
+        cls = _load(entry)
     else:
         # Those of other libraries are taken as well, and are no news to those who have them.
         known = sorted({*SCHEMES, "mariadb", "valkey", "valkeys", *others})
@@ -131,7 +134,7 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
 
 def _server(url: object) -> str:
     """Return the host and path of a server of a quorum, without the account."""
-    from aiolock.backends.dialects import scheme_of  # noqa: PLC0415
+    from aiolock.backends.foreign_parameters import scheme_of  # noqa: PLC0415
 
     scheme, rest = (scheme_of(url), url.partition("://")[2]) if isinstance(url, str) else ("", "")
     entry = SCHEMES.get(scheme)

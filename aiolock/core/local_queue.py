@@ -251,7 +251,7 @@ class LocalQueue:
         self._task: asyncio.Task[None] | None = None
         """The task of the client that sends a request; ``None`` while the first task does."""
         self._label: str | None = None
-        """The label of the present lease, once the hold was given to a waiter; else it is that of the request."""
+        """The label of the lock object whose waiter got the hold, or empty; ``None`` before the first: it is that of the request."""
         self._known = False
         """True once the server has answered: from then on waiters survive an outage."""
         self._queued = False
@@ -593,7 +593,7 @@ class LocalQueue:
         if first is None:
             return False
         waiter, options = first
-        self._reason, self._label = reason, options.label or self.runtime.label
+        self._reason, self._label = reason, options.label
         waiter.set_result(self._lend(options, now))
         return True
 
@@ -674,7 +674,8 @@ class LocalQueue:
         hold, waiting, label = self._hold, self.waiting, self._label
         if hold is None or (label is None and not waiting):
             return None
-        return PresentLease(hold.token, now - self._since, label or self._request.label, waiting)
+        who = self._request.label if label is None else self.runtime.identity(label)
+        return PresentLease(hold.token, now - self._since, who, waiting)
 
     def __call__(self, event: Event) -> None:
         """Pass a loss, a request to release, or a renewal that failed, on to the hold.

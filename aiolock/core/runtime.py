@@ -20,7 +20,8 @@ from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import Hooks
 from aiolock.core.limiter import Limiter
 from aiolock.core.logs import Log, Outages, get_logger
-from aiolock.core.register_writer import RegisterWriter
+from aiolock.core.present import labelled_by
+from aiolock.core.register import SharedRegister
 from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.core.wakeup import current_task
@@ -51,7 +52,7 @@ class State(Enum):
 
 
 class Contender(Protocol):
-    """A local queue or register writer: it may have a claim, and gives it up when the client is closed."""
+    """A local queue or shared register: it may have a claim, and gives it up when the client is closed."""
 
     @property
     def waiting(self) -> int:
@@ -140,6 +141,7 @@ class Runtime(OneProcess):
         random: Random,
         command_timeout: float,
         label: str,
+        caller: str,
         generations: Generations | None = None,
         outages: Outages | None = None,
     ) -> None:
@@ -152,6 +154,9 @@ class Runtime(OneProcess):
         self.random = random
         self.command_timeout = command_timeout
         self.label = label
+        """The label of the client; may be empty."""
+        self.caller = caller
+        """Host and process, as servers keep them."""
         self.state: State = State.NEW
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = 0
@@ -162,11 +167,11 @@ class Runtime(OneProcess):
         self.shared: dict[str, Contender] = {}
         """Local queues that other tasks join, by the key of their request."""
         self.contenders: dict[Contender, None] = {}
-        """Local queues of single tasks, and register writers; in order, so that closing is the same in every run."""
-        self.writers: dict[tuple[str, str], RegisterWriter] = {}
-        """The writers of registers, by family and name."""
+        """Local queues of single tasks, and shared registers; in order, so that closing is the same in every run."""
+        self.registers: dict[tuple[str, str], SharedRegister] = {}
+        """The registers in use, by family and name."""
         self.writing: set[asyncio.Task[None]] = set()
-        """The tasks that run a writer."""
+        """The tasks that work on a register."""
         self.kept: dict[OpeningState[Any], Any] = {}
         """State that belongs to other modules; see :class:`OpeningState`."""
         self.connect: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -191,9 +196,13 @@ class Runtime(OneProcess):
         )
         self._reporting: asyncio.Task[None] | None = None
 
+    def identity(self, label: str) -> str:
+        """Return the text by which servers show a request of this client; an empty label is that of the client."""
+        return labelled_by(self.caller, label or self.label)
+
     @property
     def contending(self) -> list[Contender]:
-        """All local queues and register writers."""
+        """All local queues and shared registers."""
         return [*self.shared.values(), *self.contenders]
 
     def end(self) -> Iterator[None]:
@@ -370,33 +379,28 @@ class Runtime(OneProcess):
             except Exception as error:  # noqa: BLE001 - code and files of others
                 log.error("the figures of a client could not be reported: %r", error)
 
-    def writer(self, name: str, family: Family, keep: float) -> RegisterWriter:
-        """Return this client's writer of a register, which the server keeps for ``keep`` seconds after its last write."""
+    def register(self, name: str, family: Family, keep: float) -> SharedRegister:
+        """Return a register as this client shares it, which the server keeps for ``keep`` seconds after its last write."""
         key = family.value, name
-        found = self.writers.get(key)
+        found = self.registers.get(key)
         if found is None or found.ended:
-            found = self.writers[key] = RegisterWriter(
-                RegisterStore.of(self.backend, family.value).register(name, family),
-                name,
-                family,
-                keep=keep,
-                timeout=self.command_timeout,
-                clock=self.clock,
-                random=self.random,
+            store = RegisterStore.of(self.backend, family.value)
+            found = self.registers[key] = SharedRegister(
+                store.register(name, family), name, family, keep, self
             )
             self.contenders[found] = None
-            task = self.spawn(self._write(key, found), f"aiolock-{family.value}")
+            task = self.spawn(self._work(key, found), f"aiolock-{family.value}")
             self.writing.add(task)
             task.add_done_callback(self.writing.discard)
         return found
 
-    async def _write(self, key: tuple[str, str], writer: RegisterWriter) -> None:
+    async def _work(self, key: tuple[str, str], register: SharedRegister) -> None:
         try:
-            await writer.run()
+            await register.run()
         finally:
-            self.contenders.pop(writer, None)
-            if self.writers.get(key) is writer:
-                del self.writers[key]
+            self.contenders.pop(register, None)
+            if self.registers.get(key) is register:
+                del self.registers[key]
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` as a task of the client."""

@@ -64,11 +64,14 @@ async def test_options_of_the_client_are_the_defaults_of_its_locks(connect):
             assert (await client.lock("a").inspect()).holders[0].label == "other"
 
 
-async def test_the_default_label_names_the_process(connect):
+async def test_a_holder_is_named_by_its_process_and_by_its_label_if_it_has_one(connect):
     async with connect() as client, client.lock("a") as lease:
         [holder] = (await client.lock("a").inspect()).holders
-        assert holder.label == f"{socket.gethostname()}:{os.getpid()}"
+        assert (holder.label, holder.host, holder.pid) == ("", socket.gethostname(), os.getpid())
         assert holder.token == lease.token
+    async with connect(label="a: 5") as client, client.lock("a"):
+        [holder] = (await client.lock("a").inspect()).holders
+        assert (holder.label, holder.host, holder.pid) == ("a: 5", socket.gethostname(), os.getpid())
 
 
 async def test_requirements_that_are_met(connect):

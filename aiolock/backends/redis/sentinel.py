@@ -21,7 +21,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from aiolock.backends.diagnosis import ok, warning
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import (
     BESIDE,
@@ -66,7 +66,7 @@ _FORM = Form(
     {**IN_URL, **OF_SENTINELS},
     BESIDE,
     several=True,
-    dialect=REDIS,
+    foreign=REDIS,
     reserved="/",
 )
 
@@ -145,6 +145,7 @@ class Sentinels(Endpoint):
         service, _, db = address.path[1:].partition("/")
         if not service:
             raise _FORM.error("it names hosts but no service")
+        self.replicas = address.options.pop("replicas", 0)
         theirs = {name: address.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         kind = SSLConnection if address.scheme == "rediss+sentinel" else Connection
         self._set(kind, credentials(address, db))
@@ -288,7 +289,9 @@ class Switching:
         self._tasks = TaskSet()
         self._closed = False
         self._subscribers = [
-            Subscriber(one, CHANNEL, on_message=self._announced, on_up=partial(self._up, one), **options)
+            Subscriber(
+                one, lambda: [CHANNEL], on_message=self._announced, on_up=partial(self._up, one), **options
+            )
             for one in endpoint.watchers
         ]
 

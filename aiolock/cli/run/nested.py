@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aiolock.core.present import has_token, named
 from aiolock.errors import ConfigError, shorten
 from aiolock.types import READ, Holder, Kind, LockInfo
 
@@ -54,11 +55,7 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
 
     :param info: of the lock, as the server sees it.
     """
-    around = [
-        holder
-        for holder in info.holders
-        if any(holder.token <= token < holder.token + holder.tokens for token in tokens)
-    ]
+    around = [holder for holder in info.holders if any(has_token(holder, token) for token in tokens)]
     if not around:
         return
     if kind.counted:
@@ -79,4 +76,4 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
 
 
 def _named(holder: Holder) -> str:
-    return f"{holder.label}, token {holder.token}"
+    return f"{named(holder)}, token {holder.token}"
