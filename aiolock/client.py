@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -22,7 +22,7 @@ from aiolock.clock import Clock, system_clock
 from aiolock.core.backend import Backend, Request, Settings
 from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
-from aiolock.core.hooks import C, Moment
+from aiolock.core.hooks import C, Moment, S
 from aiolock.core.logs import Log, Outages, get_logger
 from aiolock.core.present import caller_of, has_token, told_apart
 from aiolock.core.runtime import Generations, Runtime, State
@@ -261,6 +261,7 @@ class Client:
             raise
         runtime.become(State.OPEN)
         runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
+        runtime.begin_reports()
         return self
 
     async def _connect(self) -> None:
@@ -376,6 +377,7 @@ class Client:
                 pass
             runtime.become(State.CLOSED)
             runtime.scheduler.close()
+            runtime.report()
             tasks = [task for task in runtime.tasks if not task.done()]
             for task in tasks:
                 task.cancel()
@@ -655,6 +657,25 @@ class Client:
         """
         return self._generations.hooks.add(Moment.LOST, callback)
 
+    def on_renewal_failing(self, callback: C) -> C:
+        """Call ``callback`` with a :class:`LockEvent` when renewals of a lease begin to fail that :meth:`on_acquired` reports.
+
+        The lease still holds, for ``event.remaining`` seconds, and the client goes on asking: this is the time to finish, or to
+        begin nothing more. It is called once until a renewal succeeds, and again when renewals then begin to fail another time.
+        A server that does not answer has failed after the ``command_timeout``. A lease that is not renewed
+        (``renew=False``, or the end of ``max_hold``) reports none. Otherwise as :meth:`on_released`.
+        """
+        return self._generations.hooks.add(Moment.RENEWAL_FAILING, callback)
+
+    def on_skipped(self, callback: S) -> S:
+        """Call ``callback`` with a :class:`SkipEvent` for each call of a job of :meth:`once` that is skipped and returns ``None``.
+
+        With such a callback the client asks the server who has the lock before that call returns, within the
+        ``command_timeout``; without one it does not. If it cannot find out, the event has no holder and no end, and the job is
+        skipped all the same. :meth:`Lock.try_acquire` skips nothing: its caller decides. Otherwise as :meth:`on_acquired`.
+        """
+        return self._generations.hooks.add(Moment.SKIPPED, callback)
+
     # --- administration
 
     @property
@@ -734,24 +755,12 @@ class Client:
 
         :class:`~aiolock.metrics.Figures` describes each of them.
         """
-        runtime, stats = self._runtime, self._runtime.stats
-        return {
-            "held": len(runtime.scheduler),
-            "waiting": sum(contender.waiting for contender in runtime.contending),
-            "acquired": stats.acquired,
-            "released": stats.released,
-            "passed": stats.passed,
-            "waited": stats.waited,
-            "timeouts": stats.timeouts,
-            "lost": stats.lost,
-            "renewals": runtime.scheduler.renewals,
-            "renewal_failures": runtime.scheduler.failures,
-            "cleanups": stats.cleanups,
-            "losses": dict(stats.losses),
-            "waits": stats.waits.snapshot(),
-            "holds": stats.holds.snapshot(),
-            "slack": runtime.scheduler.slack.snapshot(),
-        }
+        return self._runtime.figures()
+
+
+def report_figures(client: Client, reporter: Callable[[Runtime], None]) -> None:
+    """Have ``reporter`` called with each opening of ``client``, on its loop, once a second while it is open and when it is closed."""
+    client._generations.report_to(reporter)  # noqa: SLF001 - no method, because it is for exporters and not for users
 
 
 async def _listed(backend: Administration, name: str, family: Family) -> LockInfo:

@@ -316,7 +316,7 @@ class Lock(NamedLock):
         return ask(runtime, self._request, self._options, timeout)
 
     def _in_vain(self, timeout: float | None) -> NoReturn:
-        self._runtime.stats.timeouts += 1
+        self._runtime.stats.timeouts_by_template.count(self._options.template)
         raise AcquireTimeout(self._request.name, timeout or 0.0)
 
     def _enter(self, hold: Hold, *, cancel: bool) -> Lease:

@@ -74,7 +74,7 @@ class TransactionLock(NamedLock):
 
     async def _acquire(self, wait: float | None, mark: str = "") -> None:
         if not await self._take(wait, mark):
-            self._runtime.stats.timeouts += 1
+            self._runtime.stats.timeouts_by_template.count("")
             raise AcquireTimeout(self.name, wait or 0.0)
 
     async def _reach(self, timeout: float | None = None) -> float | None:

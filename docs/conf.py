@@ -7,6 +7,7 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.search.en import SearchEnglish
 from sphinx.transforms import SphinxTransform
 
 import aiolock
@@ -30,6 +31,9 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 # Classes and types of the inside are named in docstrings and signatures, but have no page of their own.
 nitpicky = False
+
+# Who looks for `once`, or for "who holds", means these words; the search box drops them otherwise.
+SearchEnglish.stopwords = SearchEnglish.stopwords - {"once", "who"}
 
 html_theme = "furo"
 html_title = f"aiolock {release}"

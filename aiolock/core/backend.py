@@ -260,6 +260,8 @@ class EventKind(Enum):
     """Holds may be gone, because the connection broke: renew them now to find out."""
     REQUESTED = "requested"
     """The holder is asked to release; ``text`` is the reason."""
+    FAILING = "failing"
+    """A renewal has failed, and the hold is certain for a while; ``text`` is the error. From the renewal scheduler, not from backends."""
 
 
 class Event(NamedTuple):

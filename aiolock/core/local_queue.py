@@ -678,7 +678,7 @@ class LocalQueue:
         return PresentLease(hold.token, now - self._since, who, waiting)
 
     def __call__(self, event: Event) -> None:
-        """Pass a loss, or a request to release, on to the hold.
+        """Pass a loss, a request to release, or a renewal that failed, on to the hold.
 
         After a loss, tasks that wait request again. After ``max_hold`` or a loss with ``grace``, the lock stays until the
         holder leaves or the ttl ends.
@@ -688,6 +688,9 @@ class LocalQueue:
         if event.kind is EventKind.REQUESTED:
             if hold is not None:
                 hold.request(event.text)
+        elif event.kind is EventKind.FAILING:
+            if hold is not None:
+                hold.renewal_failed(event.text)
         elif validity is not None and not validity.over:
             if hold is not None:
                 hold.lose(event.reason)

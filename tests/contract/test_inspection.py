@@ -483,8 +483,19 @@ async def test_a_release_by_force_under_a_token_leaves_the_other_holders(deploym
 
 async def test_the_counters_of_a_client_count(client):
     assert set(client.stats()) == {
-        *("held", "waiting", "acquired", "released", "passed", "timeouts", "lost"),
-        *("renewals", "renewal_failures", "cleanups", "waited", "losses", "waits", "holds", "slack"),
+        *("held", "waiting", "acquired", "released", "passed", "lost", "timeouts", "timeouts_by_template"),
+        *(
+            "skipped",
+            "skipped_by_template",
+            "renewals",
+            "renewal_failures",
+            "cleanups",
+            "waited",
+            "losses",
+            "waits",
+            "holds",
+            "slack",
+        ),
     }
     lease = await client.lock("x").acquire()
     waiter = asyncio.create_task(gets_the_lock(client, "x"))

@@ -2222,13 +2222,38 @@ async def test_a_hand_over_to_another_client_costs_one_flushed_write_more_with_a
 
 
 @staged
+async def test_a_hand_over_costs_no_write_more_where_each_flush_has_all_writes_before_it():
+    costs = {}
+    for in_order in (False, True):
+        server = serve(in_order=in_order)
+        async with Side(server) as one, Side(server) as two:
+            first, _ = await one.acquire()
+            waiting = two.claim()
+            assert await waiting.acquire(wait=True) is None
+            writes = server.writes
+            await first.release()
+            await waiting.inbox.wait()
+            costs[in_order] = server.writes - writes
+            assert await waiting.acquire(wait=True) is not None
+            await waiting.release()
+    assert costs[True] == costs[False]
+
+
+@staged
+async def test_an_own_grant_that_a_read_finds_is_believed_after_a_later_write_where_others_see_it_before_it_is_flushed():
+    server = serve(in_order=True)
+    async with Side(server) as one:
+        await found_by_a_read(server, one, enters=False)
+
+
+@staged
 async def test_a_read_is_proved_by_a_write_that_was_sent_after_its_answer_on_the_same_connection():
     async with Side(serve()) as one:
-        assert one.backend.context.read() is None
+        assert one.backend.context.read(doubt=False) is None
     async with Side(serve(standby=True)) as one:
         context = one.backend.context
         before = context.flight()
-        read = context.read()
+        read = context.read(doubt=False)
         context.flushed(before)
         assert not context.proves(read)
         context.flushed(context.flight())

@@ -311,7 +311,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             raise UnsupportedKind(
                 "confirm() inside a transaction", f"{self.name} with ?mode={self._mode_name}", advice
             )
-        return await confirm(self._context, self.callers, claim, connection)
+        return await confirm(self._context, self.callers, claim, connection, self.mode.renew)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Write the reason to the row, which the renewals of its holders read."""

@@ -421,7 +421,7 @@ class RowWriter:
             self.row, self._unreadable = LockRow(self.name), True
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
-        self._shown_by = None if written else self.context.read()
+        self._shown_by = None if written else self.context.read(doubt=self.doubt)
         self._update_claims(flight.sent, granting)
         if self._outside:
             self._due = True

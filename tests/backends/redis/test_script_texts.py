@@ -17,6 +17,7 @@ LITERAL = re.compile(r"'([A-Z]+)'(?:\)|, (KEYS\[)?)")
 TEXTS = {
     **{name: script.source.decode() for name, script in load().items()},
     **{f"{name} in a cluster": script.source.decode() for name, script in load(cluster=True).items()},
+    **{f"{name}, mute": script.source.decode() for name, script in load(mute=True).items()},
     **{name: source(name) for name in ("probe", "publish", "format")},
 }
 
@@ -43,3 +44,9 @@ def test_commands_are_literals_and_keys_are_written_as_such(name):
 def test_every_call_of_a_script_has_a_key():
     # A proxy without one does not know where it belongs.
     assert commands.Format("n").question[2] == "1"
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_mute_scripts_publish_nothing(cluster):
+    for name, script in load(cluster=cluster, mute=True).items():
+        assert not re.search(rb"PUBLISH|PUBSUB|CLUSTER", script.source), name

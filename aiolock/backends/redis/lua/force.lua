@@ -12,5 +12,5 @@ if ARGV[2] ~= '' and (string.sub(owner, 1, 2) == '0:' or tonumber(f[2]) <= t[1] 
 -- include serve
 redis.call('HDEL', KEYS[1], 'owner')
 redis.call('HSET', KEYS[1], 'forced', owner)
-redis.pcall('PUBLISH', channel(KEYS[1], string.match(owner, '^%x+')), 'f ' .. owner)
+tell(1, string.match(owner, '^%x+'), 'f ' .. owner)
 return {1, serve(1, t[1] * 1000000 + t[2], '', tonumber(ARGV[1]))}

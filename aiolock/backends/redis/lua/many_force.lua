@@ -19,7 +19,7 @@ for i = 1, #all, 2 do
   elseif request then
     redis.call('HDEL', KEYS[1], all[i])
     redis.call('HSET', KEYS[1], 'z:' .. request, now)
-    redis.pcall('PUBLISH', channel(KEYS[1], string.match(request, '^%x+')), 'f ' .. request)
+    tell(1, string.match(request, '^%x+'), 'f ' .. request)
   end
 end
 if used == tonumber(f[2]) then return {0, 0} end
