@@ -188,7 +188,7 @@ class _Run:
             if options.conflict_exit_code == 0 and not (output.chatty or output.json):
                 raise Ended(0) from error
             so_long = f" within {error.timeout:g} s" if error.timeout else ""
-            await self._wait_for(self._look())
+            await self._wait_for(self._ask_holder())
             message = (
                 f"lock {shorten(error.name)} was not free{so_long}{self._seen}; wait longer with -w, or see who holds it with "
                 "`aiolock inspect`"
@@ -208,7 +208,7 @@ class _Run:
                 showing.cancel()
                 await asyncio.wait([showing])
 
-    async def _look(self) -> None:
+    async def _ask_holder(self) -> None:
         """Find out who holds the lock, if the server says it within the command timeout. Cancelling it changes nothing."""
         with contextlib.suppress(LockError, TimeoutError):
             async with asyncio.timeout(self._limit):
