@@ -19,7 +19,7 @@ STATES = 3_000
 
 @pytest.mark.parametrize("run", SHORT, ids=[run.name for run in SHORT])
 def test_no_guard_can_be_removed(run: Run):
-    outcome = run.play(200_000)
+    outcome = run.play(175_000)
     assert outcome.violation.startswith(run.breaks), outcome
     assert outcome.trace
 

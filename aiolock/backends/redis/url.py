@@ -151,7 +151,7 @@ class Endpoint:
     moves = False
     """True if each connection may reach another server, which does not know everything that this one knew."""
     replicas: int = 0
-    """Number of replicas that have to confirm a grant."""
+    """The number of replicas that have to confirm a grant."""
 
     def __init__(self, url: str | None, **options: Any) -> None:
         address = parse(_FORM, url, options)

@@ -110,7 +110,7 @@ class _Run:
         self._held = os.environ.get(nested.VARIABLE, "")
         self._limit = limit
         self._seen = ""
-        """Who had the lock when it was refused."""
+        """The holder when the lock was refused."""
         self._began = 0.0
         """The time of the grant."""
         self._counts = False
