@@ -123,7 +123,8 @@ class Barriers:
     async def check(self) -> None:
         """Find out whether barriers are possible; warn if too few replicas answer soon.
 
-        Raises :class:`UnsafeBackend` without the rights, and :class:`BackendError` if the server cannot be asked.
+        Raises :class:`UnsafeBackend` without the rights, and :class:`BackendError` if the server cannot be asked. Cancelling
+        it changes nothing.
         """
         soon = max(1, round(min(SOON, self._limit / 4) * 1000))
         what = f"{self.connection.address}: replicas={self.replicas} "
