@@ -86,8 +86,14 @@ class HoldState:
 
     @property
     def token(self) -> int:
-        """The fencing token: greater than that of every earlier grant of this name."""
-        return self._hold.token
+        """The fencing token: greater than that of every earlier grant of this name.
+
+        Raises :class:`UnsupportedKind` where there is none: for a lock in the format of another library.
+        """
+        token = self._hold.token
+        if not token:
+            raise self._hold.no_token()
+        return token
 
     @property
     def ttl(self) -> float:

@@ -94,7 +94,7 @@ def _event(what: str, key: tuple[str, str], holder: Holder, now: LockInfo | None
         "name": key[0],
         "family": key[1],
         "label": holder.label,
-        "token": holder.token,
+        "token": holder.token or None,
         "mode": holder.mode,
         "permits": holder.permits,
         "since": holder.since.isoformat(),

@@ -613,6 +613,24 @@ class Detoured(ClusterBackend):
         BaseBackend.__init__(self, _DetouredServer(url, ways))
 
 
+class RedisPlain(Redis):
+    """The same with locks in the format of redis-py and others, where a poll finds what is free."""
+
+    name = "redis-plain"
+    promises = frozenset({"exclusion", "keep"})
+    kinds = frozenset({"names"})
+    reports = False
+    slow = 3.0
+    ttl = 3.0
+    reason = "revoked"
+
+    def make(self, **options: Any) -> Client:
+        # Other libraries know no namespaces.
+        return aiolock.connect(
+            self.found(), dialect="plain", prefix=f"{options.get('namespace', 'aiolock')}-", **options
+        )
+
+
 class RedisWithLeastRights(Redis):
     """The account of the documentation, and no right more."""
 
@@ -1079,6 +1097,7 @@ _ALL: tuple[type[Deployment], ...] = (
     RedisWithLeastRights,
     RedisQuorum,
     RedisCluster,
+    RedisPlain,
     Memcached,
     MemcachedServers,
     ZooKeeper,

@@ -18,7 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from aiolock.backends.dialects import scheme_of
 from aiolock.backends.redis.admin import Call
-from aiolock.backends.redis.commands import PUBLISH, Format, Issue, Script
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Issue, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Subscriber
@@ -26,7 +26,7 @@ from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.redis.url import SPOKEN, Endpoint
 from aiolock.backends.transport import Options, Transport
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
@@ -67,8 +67,8 @@ class Usage:
     """The channel of this client."""
     scripts: Sequence[Script]
     """Are loaded whenever a server is connected."""
-    format: Format
-    """Is asked for whenever a server is connected."""
+    format: Format | None
+    """Is asked for whenever a server is connected; ``None`` for locks in the format of another library."""
     on_message: Callable[[PairingOf, bytes], object]
     """Is called with each message on the channel."""
     on_push: Callable[[bool], object]
@@ -77,6 +77,8 @@ class Usage:
     """Is called when a server may be another one now, or may have lost data; ``None`` is every lock."""
     on_moved: Callable[[Concerned], object]
     """Is called when messages about some locks may have been missed, because they are at another node now."""
+    probe: Script = PROBE
+    """Tests whether the account may do what the scripts do."""
 
 
 class RedisServer(ABC):
@@ -166,11 +168,17 @@ class SingleServer(RedisServer):
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
+            spoken = {
+                name: SPOKEN[name](name, options.pop(name))
+                for name in SPOKEN
+                if options.get(name) is not None
+            }
             if given := [*(["an address"] if url is not None else []), *options]:
                 raise ConfigError(
                     f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
                 )
             endpoint = Endpoint.of(client)
+            endpoint.spoken = spoken
         elif isinstance(url, str) and scheme_of(url) in SENTINELS:
             endpoint = Sentinels(url, **options)
         else:
@@ -185,9 +193,11 @@ class SingleServer(RedisServer):
         async def verify(driver: AbstractConnection) -> None:
             # In one round trip.
             await driver.send_command(*commands.question)
-            await driver.send_command(*usage.format.question)
+            if usage.format is not None:
+                await driver.send_command(*usage.format.question)
             await commands.read(driver)
-            await usage.format.read(driver)
+            if usage.format is not None:
+                await usage.format.read(driver)
 
         connection = self.connection = Connection(
             self.endpoint,
@@ -219,8 +229,8 @@ class SingleServer(RedisServer):
         await connection.open()
         key = f"{usage.prefix}probe:{{{secrets.token_hex(16)}}}"
         publishing = connection.call("EVAL", PUBLISH.source, "1", key, usage.channel)
-        version = connection.call(*usage.format.question)
-        info = await probe(connection.call, key)
+        version = None if usage.format is None else connection.call(*usage.format.question)
+        info = await probe(connection.call, key, usage.probe)
         publishes = may_publish(await publishing)
         if isinstance(endpoint, Sentinels):
             self.switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
@@ -230,8 +240,10 @@ class SingleServer(RedisServer):
             await subscriber.open()
         pushed = publishes and subscriber.denied is None
         usage.on_push(pushed and subscriber.subscribed)
-        verdict = assess(info, pushed=pushed)
-        usage.format.check(await version)
+        # Where waiters poll in any case, it is no loss.
+        verdict = assess(info, pushed=pushed or usage.format is None)
+        if usage.format is not None and version is not None:
+            usage.format.check(await version)
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
             log.warning("%s: %s", endpoint, warning)
@@ -277,7 +289,7 @@ class SingleServer(RedisServer):
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
         """Examine the server, and the Sentinels that name it."""
-        found = await examine(self.endpoint, settings)
+        found = await examine(self.endpoint, settings, probe=self._usage.probe)
         if isinstance(self.endpoint, Sentinels):
             found += await self.endpoint.diagnose(settings.command_timeout)
         return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aiolock.errors import ConfigError, shorten
 from aiolock.types import READ, Holder, Kind, LockInfo
 
-__all__ = ["VARIABLE", "Entry", "find", "identity", "refuse"]
+__all__ = ["VARIABLE", "Entry", "find", "identity", "mark", "refuse"]
 
 VARIABLE = "AIOLOCK_HELD"
 """Entries for all locks that are held around a command, innermost last."""
@@ -25,6 +25,7 @@ class Entry(NamedTuple):
 
     identity: str
     token: int
+    """The fencing token, or :func:`mark` where there is none."""
 
     def __str__(self) -> str:
         return f"{self.identity}:{self.token}"
@@ -54,11 +55,7 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
 
     :param info: of the lock, as the server sees it.
     """
-    around = [
-        holder
-        for holder in info.holders
-        if any(holder.token <= token < holder.token + holder.tokens for token in tokens)
-    ]
+    around = [holder for holder in info.holders if any(_has(holder, token) for token in tokens)]
     if not around:
         return
     if kind.counted:
@@ -78,5 +75,16 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
     )
 
 
+def mark(label: str) -> int:
+    """Return what stands for the token of a hold that has none: a digest of its label."""
+    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=7).digest())
+
+
+def _has(holder: Holder, token: int) -> bool:
+    if not holder.token:
+        return token == mark(holder.label)
+    return holder.token <= token < holder.token + holder.tokens
+
+
 def _named(holder: Holder) -> str:
-    return f"{holder.label}, token {holder.token}"
+    return f"{holder.label}, token {holder.token or '-'}"

@@ -14,7 +14,7 @@ from aiolock.backends.redis.admin import Call
 from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
-from aiolock.backends.redis.commands import PUBLISH, encode
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Script, encode
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
 from aiolock.backends.redis.server import Keyed, RedisServer
@@ -73,7 +73,7 @@ class ClusterServer(RedisServer):
             options=self._options,
             channel=usage.channel,
             scripts=usage.scripts,
-            verify=usage.format.verify,
+            verify=None if usage.format is None else usage.format.verify,
             on_message=self._message,
             on_up=self._node_up,
             on_moved=self._slots_moved,
@@ -88,9 +88,11 @@ class ClusterServer(RedisServer):
         soon = asyncio.get_running_loop().time() + SHARE * limit
         await router.open()
         await _some(router, soon)
-        version = router.issue(encode(*self._usage.format.question))
+        data = self._usage.format
+        version = None if data is None else router.issue(encode(*data.question))
         promised, away = await self._probe_capabilities(soon + (1 - SHARE) * limit / 2)
-        await self._check_format(version, wait=not away)
+        if data is not None and version is not None:
+            await self._check_format(data, version, wait=not away)
         for node, why in away:
             text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
             log.warning(text, self.endpoint, node.host, why or "it does not answer")
@@ -138,10 +140,12 @@ class ClusterServer(RedisServer):
         call = node.connection.call
         key = key_in(node.slots or range(SLOTS), f"{self._usage.prefix}probe:")
         publishing = call("EVAL", PUBLISH.source, "1", key, f"{self._usage.channel}@")
-        info = await probe(call, key)
+        info = await probe(call, key, self._usage.probe)
         if not may_publish(await publishing):
             self._publishes = False
-        return assess(info, pushed=self._publishes and node.subscriber.denied is None, cluster=True)
+        pushed = self._publishes and node.subscriber.denied is None
+        # Where waiters poll in any case, it is no loss.
+        return assess(info, pushed=pushed or self._usage.format is None, cluster=True)
 
     async def _judge_later(self, node: Node) -> None:
         """Warn if a node that came after the opening lacks a capability that was promised."""
@@ -157,14 +161,14 @@ class ClusterServer(RedisServer):
                 what = f"does not promise {', '.join(sorted(missing))} as the others do"
                 log.warning(text, self.endpoint, node.host, what)
 
-    async def _check_format(self, version: asyncio.Future[Any], *, wait: bool) -> None:
+    async def _check_format(self, data: Format, version: asyncio.Future[Any], *, wait: bool) -> None:
         """Refuse a cluster with data of another format; raises :class:`UnsafeBackend`.
 
         The node that has the key may be away: it is asked when it comes back, before anything else.
         """
         if wait or version.done():
             with contextlib.suppress(*(() if wait else (BackendUnavailable,))):
-                self._usage.format.check(await version)
+                data.check(await version)
                 return
         log.warning(
             "%s: the node that knows the format of the data of this namespace is away, and is asked when it is back",
@@ -234,7 +238,7 @@ class ClusterServer(RedisServer):
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
         """Examine every primary, and the layout."""
-        return await diagnose(self.endpoint, settings)
+        return await diagnose(self.endpoint, settings, self._usage.probe)
 
 
 async def _some(router: Router, soon: float) -> None:
@@ -258,7 +262,7 @@ DISCOVERY = 0.5
 WORST = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
 
 
-async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
+async def diagnose(seeds: Seeds, settings: Settings, rights: Script = PROBE) -> list[Finding]:
     """Examine every primary as a single server, within the command timeout, and sum up the findings.
 
     Raises :class:`BackendError` if the nodes cannot be discovered. Cancelling it leaves no socket behind.
@@ -268,7 +272,7 @@ async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
     settings = replace(settings, command_timeout=(1 - DISCOVERY) * limit)
     prefix = f"{settings.namespace}:1:probe:"
     asked = await survey(
-        examine(seeds.at(host), settings, key_in(layout.slots(host), prefix), cluster=True)
+        examine(seeds.at(host), settings, key_in(layout.slots(host), prefix), cluster=True, probe=rights)
         for host in layout.primaries
     )
     found: dict[Host, list[Finding]] = {}
