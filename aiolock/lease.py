@@ -392,7 +392,7 @@ class Lease(HoldState):
             state = "released"
         else:
             state = f"{self.remaining():.3f} s"
-        return f"<Lease {shorten(self.name)} {self.kind} token={self.token} {state}>"
+        return f"<Lease {shorten(self.name)} {self.kind} token={hold.token or '-'} {state}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a lease cannot be copied or pickled: it is one hold of one process")

@@ -62,9 +62,19 @@ WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
 KINDS = frozenset(
-    {"read-write", "semaphore", "registers", "requests", "names", "extension", "values", "tokens"}
+    {
+        "read-write",
+        "semaphore",
+        "registers",
+        "requests",
+        "names",
+        "extension",
+        "values",
+        "tokens",
+        "elections",
+    }
 )
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
+"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), elections, requests to let go, a list, another life of a hold, values of campaigns; and whether
 the server knows the token of a holder."""
 
 
@@ -90,6 +100,8 @@ class Deployment(ABC):
     """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
     shows: ClassVar[bool] = True
     """Whether the server knows the labels and tokens of holders."""
+    queues: ClassVar[bool] = True
+    """Whether waiters of several clients have an order, in which `inspect` shows them."""
     tells: ClassVar[bool] = True
     """Whether the server knows how much is left of a hold; without a clock, that is what it lasts at most."""
     forces: ClassVar[bool] = True
@@ -272,7 +284,7 @@ class MemoryQuorum(Memory):
     slow = 2.0
     many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "values"})
+    kinds = frozenset({"read-write", "requests", "names", "values", "elections"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -519,7 +531,7 @@ class RedisQuorum(Redis):
     reports = False
     external = False
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "values"})
+    kinds = frozenset({"read-write", "requests", "names", "values", "elections"})
     slow = 2.0
     many = 2_000
 
@@ -617,6 +629,7 @@ class RedisPlain(Redis):
     """The same with locks in the format of redis-py and others, where a poll finds what is free."""
 
     name = "redis-plain"
+    queues = False
     promises = frozenset({"exclusion", "keep"})
     kinds = frozenset({"names"})
     reports = False
@@ -870,7 +883,7 @@ class MariaDBSessions(MariaDB):
 
     name = f"{MariaDB.name}-session"
     refuses = False  # user locks need neither a table nor a right
-    kinds = frozenset()
+    kinds = frozenset({"elections"})
     promises = WORDS - {"fencing", "keep"}
     shows = False
     reports = False

@@ -31,6 +31,7 @@ NEEDS = {
     "downgraded": {"read-write"},
     "permits": {"semaphore"},
     "keep": {"keep"},
+    "election": {"elections"},
 }
 
 acts = pytest.mark.parametrize("act", LOCKS)
