@@ -47,7 +47,7 @@ for part in "$@"; do
             continue
             ;;
         model)
-            count "model of the Redis hand-off" "$python" -m tests.model redis --states 400000 --seconds 12
+            count "model of the Redis hand-off" "$python" -m tests.model redis dialects --states 400000 --seconds 12
             continue
             ;;
         gate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from aiolock.backends.redis import admin
@@ -243,7 +243,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
 
 
 class RedisBackend(BaseBackend[SingleServer]):
-    """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters."""
+    """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters, and ``make`` returns one in their place."""
 
     name = "Redis"
     scripts = SCRIPTS
@@ -251,8 +251,10 @@ class RedisBackend(BaseBackend[SingleServer]):
     """The work of a round of renewals is spread over several calls."""
 
     @forgets_arguments
-    def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
-        super().__init__(SingleServer(url, client=client, **options))
+    def __init__(
+        self, url: str | None = None, *, make: Callable[[], SingleServer] | None = None, **options: Any
+    ) -> None:
+        super().__init__(SingleServer(url, **options) if make is None else make())
 
     def renewal_group(self, claim: Claim) -> Hashable:
         """Return the commands of the claim's family."""

@@ -132,7 +132,7 @@ def _encodes(given: str) -> bool:
 
 
 SPOKEN: Final[Mapping[str, Reader]] = {
-    "dialect": one_of("aiolock", "plain", "redisson"),
+    "dialect": one_of("aiolock", "plain"),
     "prefix": _prefix,
     "yield_to_foreign": seconds(0, 10),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiolock.backends.dialects import scheme_of
 from aiolock.backends.redis.backend import RedisBackend
-from aiolock.backends.redis.server import RedisServer, SingleServer
+from aiolock.backends.redis.server import SingleServer
 from aiolock.core.backend import Backend
 from aiolock.errors import ConfigError, forgets_arguments
 
@@ -23,27 +23,30 @@ def backend_of(url: str | None = None, **options: Any) -> Backend:
     Raises :class:`ConfigError`.
     """
     cluster = url is not None and scheme_of(url).endswith("+cluster")
-    spoken = _server(url, options, cluster=cluster).endpoint.spoken
-    dialect = spoken.get("dialect", "aiolock")
-    if dialect != "aiolock":
+    if cluster:
+        from aiolock.backends.redis.cluster.backend import ClusterBackend  # noqa: PLC0415 - few programs need it
+        from aiolock.backends.redis.cluster.server import ClusterServer  # noqa: PLC0415 - few programs need it
+
+        native: Any = ClusterBackend
+        kind: Any = ClusterServer
+    else:
+        native, kind = RedisBackend, SingleServer
+    first = kind(url, **options)
+    servers = [first]
+
+    def make() -> Any:
+        # The first one is made already; another opening of the client has its own.
+        return servers.pop() if servers else kind(url, **options)
+
+    spoken = first.endpoint.spoken
+    if spoken.get("dialect", "aiolock") != "aiolock":
         from aiolock.backends.redis.dialects.plain import PlainBackend  # noqa: PLC0415 - few programs need it
 
-        return PlainBackend(lambda: _server(url, options, cluster=cluster))
+        return PlainBackend(make)
     if given := [name for name in spoken if name != "dialect"]:
         raise ConfigError(
             f"{', '.join(given)}: this is about locks that are shared with other libraries, as with dialect=plain; the keys "
             "of this library's own locks begin with namespace="
         )
-    if cluster:
-        from aiolock.backends.redis.cluster.backend import ClusterBackend  # noqa: PLC0415 - few programs need it
-
-        return ClusterBackend(str(url), **options)
-    return RedisBackend(url, **options)
-
-
-def _server(url: str | None, options: dict[str, Any], *, cluster: bool) -> RedisServer:
-    if cluster:
-        from aiolock.backends.redis.cluster.server import ClusterServer  # noqa: PLC0415 - few programs need it
-
-        return ClusterServer(str(url), **options)
-    return SingleServer(url, **options)
+    backend: Backend = native(make=make)
+    return backend

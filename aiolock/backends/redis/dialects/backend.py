@@ -69,19 +69,20 @@ def _tag(key: str) -> str | None:
 
 
 def note_of(namespace: str, dialect: str, key: str) -> str:
-    """Return the key of the note beside a foreign key, in the same hash slot.
+    """Return the key of the note beside a foreign key, in the same hash slot; no two keys have the same one.
 
-    A key without a hash tag is one as a whole, unless it contains a closing brace: then the slot is another one.
+    A key without a hash tag is one as a whole. With a closing brace it cannot be: then the slot is another one.
     """
-    tag = _tag(key)
-    return f"{namespace}:{dialect}:1:{{{key if tag is None else tag}}}{'' if tag is None else key}"
+    tag, start = _tag(key), f"{namespace}:{dialect}:1:"
+    if tag is not None:
+        return f"{start}{{{tag}}}{key}"
+    return f"{start}{{}}{key}" if "}" in key else f"{start}{{{key}}}"
 
 
 def key_of_note(namespace: str, dialect: str, note: str) -> str:
     """Return the foreign key that a note is beside."""
-    text = note.removeprefix(f"{namespace}:{dialect}:1:")
-    tag, _, rest = text[1:].partition("}")
-    return rest if _tag(rest) == tag else text[1:-1]
+    tag, _, rest = note.removeprefix(f"{namespace}:{dialect}:1:{{").partition("}")
+    return rest or tag
 
 
 def _text(value: bytes) -> str:
