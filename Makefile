@@ -93,6 +93,7 @@ docs: .venv/docs.stamp
 	rm -rf build/docs
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 	$(RUN) docs/links.py build/docs
+	$(RUN) docs/search.py build/docs
 	@echo "build/docs/index.html"
 
 ## make bench             benchmarks (40 min; BENCH_ARGS="redis --quick" less than 1 min)
@@ -104,7 +105,7 @@ scoreboard: .venv/dev.stamp servers
 	$(RUN) -m tests.scoreboard
 
 servers:
-	@tests/install.sh $(SERVERS)
+	@tests/install.sh $(SERVERS) prometheus
 
 ## make clean | distclean remove what was built | the environments as well (1 s)
 clean:

@@ -29,7 +29,7 @@ from aiolock.errors import (
 )
 from aiolock.lease import Lease, ReleaseRequest
 from aiolock.lock import Lock
-from aiolock.types import Holder, Kept, Leader, LockEvent, LockInfo, Waiting
+from aiolock.types import Holder, Kept, Leader, LockEvent, LockInfo, SkipEvent, Waiting
 
 if typing.TYPE_CHECKING:
     from aiolock.kinds.barrier import Barrier
@@ -74,6 +74,7 @@ __all__ = [
     "ReentrantLock",
     "ReleaseRequest",
     "Semaphore",
+    "SkipEvent",
     "TransactionLock",
     "UnsafeBackend",
     "UnsupportedKind",

@@ -9,9 +9,10 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from random import Random
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -21,8 +22,9 @@ from aiolock.clock import Clock, system_clock
 from aiolock.core.backend import Backend, Request, Settings
 from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
-from aiolock.core.hooks import C, Moment
+from aiolock.core.hooks import C, Moment, S
 from aiolock.core.logs import Log, Outages, get_logger
+from aiolock.core.present import caller_of, has_token, told_apart
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.errors import (
@@ -30,7 +32,6 @@ from aiolock.errors import (
     BackendUnavailable,
     ConfigError,
     UnsafeBackend,
-    UnsupportedKind,
     forgets_arguments,
     shorten,
 )
@@ -121,7 +122,7 @@ def connect(
         ``locked`` wait for a mutex, a re-entrant or read-write lock, a semaphore or ``lock_all`` that names no ``timeout`` of its own
         (default: for ever). A lock's own ``timeout=None`` waits for ever. Elections, latches, barriers, ``try_acquire()`` and ``once`` do not follow it.
     :param on_loss: ``"cancel"``: losing a lease cancels the block under it; ``"signal"``: the lease only reports it.
-    :param label: names this process to people; the default is ``host:pid``.
+    :param label: names this process to people, beside its host and process id, which are always shown.
     :param require: capabilities that the deployment must have, such as ``"fencing"`` or ``"fifo"``; otherwise ``open``
         raises :class:`UnsafeBackend`.
     :param command_timeout: seconds that bound every round trip; the default is ``min(ttl / 3, 5)``.
@@ -209,9 +210,9 @@ class Client:
     def _begin(self, backend: Backend) -> None:
         """Prepare an opening; no I/O."""
         # The process may be a child that was forked after the client was made.
-        label = self._settings.label or f"{socket.gethostname()}:{os.getpid()}"
+        label, caller = self._settings.label, caller_of(socket.gethostname(), os.getpid())
         outages, random = Outages(self._settings.clock), self._random or Random()
-        backend.bind(replace(self._settings, label=label, outages=outages, random=random))
+        backend.bind(replace(self._settings, outages=outages, random=random))
         self._backend = backend
         self._end: asyncio.Task[None] | None = None
         self._runtime = Runtime(
@@ -220,6 +221,7 @@ class Client:
             random=random,
             command_timeout=self._settings.command_timeout,
             label=label,
+            caller=caller,
             generations=self._generations,
             outages=outages,
         )
@@ -259,6 +261,7 @@ class Client:
             raise
         runtime.become(State.OPEN)
         runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
+        runtime.begin_reports()
         return self
 
     async def _connect(self) -> None:
@@ -359,19 +362,22 @@ class Client:
         Cancelling it, as the end of ``asyncio.run`` does, ends that wait; then it closes.
         """
         runtime = self._runtime
+        ending = runtime.end()
         try:
-            claims = [contender.close() for contender in runtime.contending]
-            for claim in claims:
-                if claim is not None:
-                    runtime.clean_up(claim)
+            for _ in ending:
+                await asyncio.sleep(0)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + limit
             while (rest := runtime.cleanups | runtime.writing) and (left := deadline - loop.time()) > 0:
                 await asyncio.wait(rest, timeout=left)
             await runtime.backend.settle(deadline - loop.time())
         finally:
+            # What a cancellation has left, and what a task has begun meanwhile under a lease that was not lost yet.
+            for _ in chain(ending, runtime.end()):
+                pass
             runtime.become(State.CLOSED)
             runtime.scheduler.close()
+            runtime.report()
             tasks = [task for task in runtime.tasks if not task.done()]
             for task in tasks:
                 task.cancel()
@@ -610,7 +616,10 @@ class Client:
         return cls(self._runtime, request, lease_options, options.get("timeout", self._timeout))
 
     def _request(self, kind: Kind, name: str, options: LockOptions) -> Request:
-        ttl, label = options.get("ttl") or self._settings.ttl, options.get("label") or self._runtime.label
+        ttl, label = (
+            options.get("ttl") or self._settings.ttl,
+            self._runtime.identity(options.get("label") or ""),
+        )
         fair, life = options.get("fair", False), math.inf
         if not options.get("renew", True):
             # A hand-over inside the client would give the next task what is left of the life of this hold.
@@ -647,6 +656,25 @@ class Client:
         A client whose event loop was closed first reports nothing. Otherwise as :meth:`on_released`.
         """
         return self._generations.hooks.add(Moment.LOST, callback)
+
+    def on_renewal_failing(self, callback: C) -> C:
+        """Call ``callback`` with a :class:`LockEvent` when renewals of a lease begin to fail that :meth:`on_acquired` reports.
+
+        The lease still holds, for ``event.remaining`` seconds, and the client goes on asking: this is the time to finish, or to
+        begin nothing more. It is called once until a renewal succeeds, and again when renewals then begin to fail another time.
+        A server that does not answer has failed after the ``command_timeout``. A lease that is not renewed
+        (``renew=False``, or the end of ``max_hold``) reports none. Otherwise as :meth:`on_released`.
+        """
+        return self._generations.hooks.add(Moment.RENEWAL_FAILING, callback)
+
+    def on_skipped(self, callback: S) -> S:
+        """Call ``callback`` with a :class:`SkipEvent` for each call of a job of :meth:`once` that is skipped and returns ``None``.
+
+        With such a callback the client asks the server who has the lock before that call returns, within the
+        ``command_timeout``; without one it does not. If it cannot find out, the event has no holder and no end, and the job is
+        skipped all the same. :meth:`Lock.try_acquire` skips nothing: its caller decides. Otherwise as :meth:`on_acquired`.
+        """
+        return self._generations.hooks.add(Moment.SKIPPED, callback)
 
     # --- administration
 
@@ -701,12 +729,10 @@ class Client:
         self._runtime.guard()
         checked, number = check_name(name), check_token(token)
         backend = Administration.of(self._backend, "is_current()")
-        if not backend.shows_tokens:
-            advice = "the server does not know the tokens of holders; compare tokens where the data are"
-            raise UnsupportedKind("is_current()", backend.name, advice)
+        backend.check_tokens("is_current()", "compare tokens where the data are")
         await self._runtime.reach()
         info = await backend.inspect(checked, MUTEX.family)
-        return any(holder.token <= number < holder.token + holder.tokens for holder in info.holders)
+        return any(has_token(holder, number) for holder in info.holders)
 
     async def diagnose(self) -> list[Finding]:
         """Describe this deployment for ``aiolock doctor``: reads settings, changes nothing.
@@ -729,28 +755,16 @@ class Client:
 
         :class:`~aiolock.metrics.Figures` describes each of them.
         """
-        runtime, stats = self._runtime, self._runtime.stats
-        return {
-            "held": len(runtime.scheduler),
-            "waiting": sum(contender.waiting for contender in runtime.contending),
-            "acquired": stats.acquired,
-            "released": stats.released,
-            "passed": stats.passed,
-            "waited": stats.waited,
-            "timeouts": stats.timeouts,
-            "lost": stats.lost,
-            "renewals": runtime.scheduler.renewals,
-            "renewal_failures": runtime.scheduler.failures,
-            "cleanups": stats.cleanups,
-            "losses": dict(stats.losses),
-            "waits": stats.waits.snapshot(),
-            "holds": stats.holds.snapshot(),
-            "slack": runtime.scheduler.slack.snapshot(),
-        }
+        return self._runtime.figures()
+
+
+def report_figures(client: Client, reporter: Callable[[Runtime], None]) -> None:
+    """Have ``reporter`` called with each opening of ``client``, on its loop, once a second while it is open and when it is closed."""
+    client._generations.report_to(reporter)  # noqa: SLF001 - no method, because it is for exporters and not for users
 
 
 async def _listed(backend: Administration, name: str, family: Family) -> LockInfo:
     try:
-        return await backend.inspect(name, family)
+        return told_apart(await backend.inspect(name, family))
     except UnreadableLock as error:
         return LockInfo(name, (), (), family, unreadable=str(error))

@@ -9,13 +9,18 @@ from contextlib import aclosing
 from string import Formatter
 from typing import Any, ParamSpec, TypeVar, cast
 
-from aiolock.core.runtime import Generations
+from aiolock.core.hooks import Moment
+from aiolock.core.logs import Log, get_logger
+from aiolock.core.runtime import Generations, Runtime
 from aiolock.errors import ConfigError, LockLost, UnsupportedKind, name_of, shorten
 from aiolock.lease import hold_of
 from aiolock.lock import Lock
+from aiolock.types import SkipEvent
 from aiolock.validation import OnError
 
 __all__ = ["Locked", "Once", "Template", "do_once", "run_counts"]
+
+log: Log = get_logger("aiolock.once")
 
 # --- templates of names
 
@@ -190,8 +195,10 @@ async def do_once(once: Once, lock: Lock, job: Callable[[], Coroutine[Any, Any, 
     await runtime.reach()
     if once.at_least and "keep" not in runtime.backend.capabilities:
         raise UnsupportedKind("once(at_least=…)", runtime.backend.name, "use at_least=0")
+    runtime.stats.skipped_by_template.count(once.template.text, 0)
     lease = await lock.try_acquire()
     if lease is None:
+        await _report_skip(runtime, lock, once.template.text)
         return None
     begin, hold = runtime.clock(), hold_of(lease)
     error: BaseException | None = None
@@ -206,6 +213,32 @@ async def do_once(once: Once, lock: Lock, job: Callable[[], Coroutine[Any, Any, 
         # have ended it yet.
         counts = run_counts(error, once.on_error) and not hold.lost()
         await hold.close(error, keep=max(0.0, begin + once.at_least - runtime.clock()) if counts else 0.0)
+
+
+async def _report_skip(runtime: Runtime, lock: Lock, template: str) -> None:
+    """Count and log that a job was skipped, and report it to the callbacks of the client.
+
+    The server is asked who has the lock if there is a callback. Cancelling it leaves the skip counted and not reported.
+    """
+    runtime.stats.skipped_by_template.count(template)
+    info = None
+    if runtime.hooks.listen(Moment.SKIPPED):
+        try:
+            info = await lock.inspect()
+        except Exception as error:  # noqa: BLE001 - a holder that is not known is no reason to fail
+            log.debug(
+                "the holder of %s is not known: %s", shorten(lock.name), error, extra={"lock": lock.name}
+            )
+    event = SkipEvent.of(lock.name, template, info)
+    who = event.holder.label if event.holder else event.kept.last_holder if event.kept else ""
+    known = {"holder": who, "until": event.until.isoformat(timespec="milliseconds")} if event.until else {}
+    log.debug(
+        "skipped %s%s",
+        shorten(event.name),
+        f", {'held' if event.holder else 'kept'} by {shorten(who)} until {known['until']}" if known else "",
+        extra={"lock": event.name, "template": template, **known},
+    )
+    runtime.hooks.call(Moment.SKIPPED, event)
 
 
 def run_counts(error: BaseException | None, on_error: OnError) -> bool:

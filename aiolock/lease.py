@@ -311,7 +311,8 @@ class Lease(HoldState):
         waiting. The token stays. Cancelling it stops the waiting, not the downgrade; it can be called again, and returns
         as soon as the server has done it.
 
-        Raises :class:`RuntimeError` if this was never a write lease, :class:`LockLost` if the hold is gone, and
+        Raises :class:`RuntimeError` if this was never a write lease, :class:`UnsupportedKind` with several Redis servers as one
+        (before any I/O: it stays a write lease), :class:`LockLost` if the hold is gone, and
         :class:`BackendError` if it is not known whether the server received it: then readers may have to wait on, and
         it can be called again.
         """
@@ -327,7 +328,8 @@ class Lease(HoldState):
             )
         claim = hold.validity.claim
         if not isinstance(claim, Downgrade):
-            raise UnsupportedKind("downgrade", runtime.backend.name)
+            advice = "release it, acquire read(), and look again at what you read: another writer may have come between"
+            raise UnsupportedKind("downgrade of a write lease", runtime.backend.name, advice)
         if hold.kind == WRITE:
             hold.downgrade()
         await self._ask(_downgrade(hold, claim), "downgrade")

@@ -15,11 +15,12 @@ from aiolock.core.cancellation import Task, in_async_generator
 from aiolock.core.capabilities import Administration
 from aiolock.core.hold import BLOCKS, Hold, LeaseOptions
 from aiolock.core.local_queue import ask
+from aiolock.core.present import told_apart
 from aiolock.core.runtime import Runtime, State, current_task
 from aiolock.errors import AcquireTimeout, shorten
 from aiolock.lease import Acquisition, Lease, acquires
 from aiolock.types import Kind, LockInfo
-from aiolock.validation import check_reason, check_timeout
+from aiolock.validation import check_reason, check_timeout, check_token
 
 __all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset", "of_another_task"]
 
@@ -106,7 +107,7 @@ class NamedLock(Handle):
         self._guard()
         backend = Administration.of(self._runtime.backend, "inspection")
         await self._runtime.reach()
-        return await backend.inspect(self._request.name, self._request.kind.family)
+        return told_apart(await backend.inspect(self._request.name, self._request.kind.family))
 
 
 class Lock(NamedLock):
@@ -209,13 +210,14 @@ class Lock(NamedLock):
         if runtime is not before:
             if self._inside is not None:
                 self._inside = BLOCKS.of(runtime)[self._request.kind.family.value]
-            if self._request.label == before.label != runtime.label:
-                self._relabel(runtime.label)
+            if before.caller != runtime.caller:
+                self._move(before.caller, runtime.caller)
         return runtime
 
-    def _relabel(self, label: str) -> None:
-        """Use this label in requests from now on: the client was opened again, in a process that was forked."""
-        self._request = replace(self._request, label=label)
+    def _move(self, before: str, caller: str) -> None:
+        """Name another process in requests from now on: the client was opened again, in one that was forked."""
+        label = self._request.label.removeprefix(before)
+        self._request = replace(self._request, label=f"{caller}{label}")
 
     def _guard(self) -> Task | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
@@ -226,19 +228,32 @@ class Lock(NamedLock):
 
     # --- administration
 
-    async def force_release(self) -> bool:
+    async def force_release(self, token: int | None = None) -> bool:
         """Take the lock from its holders; return whether there was one. For administrators.
 
         The loss of their leases is reported to them, and the next waiter gets the lock. This is the one case in which
         two holds can overlap by design; fencing tokens still distinguish them.
 
-        Raises :class:`BackendError` if the server does not answer. Cancelling it leaves it open whether the server received
-        it; it may be called again.
+        :param token: take it only from the hold that has this token, as :meth:`Client.is_current` decides: who holds it by now under
+            another token, and the queue, stay as they are, also if the hold ends at the same moment. A later lease of the same
+            client under the same hold is ended with it until a renewal has reported it to the server. A kept lock has no token.
+
+        Raises :class:`BackendError` if the server does not answer, :class:`ConfigError` if ``token`` is no token, and with one
+        :class:`UnsupportedKind`, before any I/O, where the server does not know the tokens of holders (quorum, MySQL with
+        ``?mode=session`` or ``?mode=row``). Cancelling it leaves it open whether the server received it; it may be called again.
         """
         self._guard()
-        backend = Administration.of(self._runtime.backend, "force_release")
+        backend = self._check_force(token)
         await self._runtime.reach()
-        return await backend.force_release(self._request.name, self._request.kind.family)
+        return await backend.force_release(self._request.name, self._request.kind.family, token)
+
+    def _check_force(self, token: int | None) -> Administration:
+        """Return the part of the backend that releases by force, if it can do that by ``token``, else raise. No I/O."""
+        backend = Administration.of(self._runtime.backend, "force_release")
+        if token is not None:
+            check_token(token)
+            backend.check_tokens("force_release(token=)", "without a token, all holds of the lock are ended")
+        return backend
 
     async def request_release(self, reason: str = "") -> bool:
         """Ask the holders to release it; return whether there is one.
@@ -301,7 +316,7 @@ class Lock(NamedLock):
         return ask(runtime, self._request, self._options, timeout)
 
     def _in_vain(self, timeout: float | None) -> NoReturn:
-        self._runtime.stats.timeouts += 1
+        self._runtime.stats.timeouts_by_template.count(self._options.template)
         request = self._request
         raise AcquireTimeout(request.name, timeout or 0.0, self._runtime.backend.obstacle(request))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
@@ -18,8 +18,10 @@ SECONDS = (
 """Bounds of the buckets for waits and holds, in seconds."""
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Bounds of the buckets for the rest of a ttl at its renewal."""
-Number = Literal["held", "waiting", "passed", "timeouts", "renewals", "renewal_failures", "cleanups"]
-"""The figures that exporters read when they are asked: the others are recorded by callbacks, with labels."""
+Number = Literal["held", "waiting", "passed", "renewals", "renewal_failures", "cleanups"]
+"""The figures that exporters read: those with other labels than the template are recorded by callbacks."""
+ByTemplate = Literal["timeouts_by_template", "skipped_by_template"]
+"""Those of them that are counted by template."""
 GAUGES: dict[Number, tuple[str, str]] = {
     "held": ("{lease}", "Leases held at this moment"),
     "waiting": ("{task}", "Tasks that wait for a lock at this moment"),
@@ -27,11 +29,17 @@ GAUGES: dict[Number, tuple[str, str]] = {
 """Unit and description of each."""
 COUNTERS: dict[Number, tuple[str, str]] = {
     "passed": ("{lease}", "Leases handed over to another task of the same client without the server"),
-    "timeouts": ("{wait}", "Waits and attempts that ended without the lock"),
     "renewals": ("{renewal}", "Renewals requested"),
     "renewal_failures": ("{renewal}", "Renewals that ended with an error"),
     "cleanups": ("{claim}", "Claims released in the background"),
 }
+COUNTERS_BY_TEMPLATE: dict[ByTemplate, tuple[str, str, str]] = {
+    "timeouts_by_template": ("timeouts", "{wait}", "Waits and attempts that ended without the lock"),
+    "skipped_by_template": ("skipped", "{call}", "Calls of a job that another worker had, or had done"),
+}
+"""Name, unit and description of each."""
+TEMPLATES = 1000
+"""The number of templates that are counted apart: a program may make a job for each name, of which there may be millions."""
 BATCH = 64
 """Number of values that are counted at once."""
 
@@ -121,6 +129,26 @@ class Histogram:
         )
 
 
+class TemplateCounter(dict[str, int]):
+    """A counter for each template of names, and under the empty one for names without a template, and for templates beyond the first thousand."""
+
+    __slots__ = ()
+
+    def count(self, template: str, number: int = 1) -> None:
+        """Count so many more; with 0, the template has a counter from now on."""
+        key = template if template in self or len(self) < TEMPLATES else ""
+        self[key] = self.get(key, 0) + number
+
+
+def sum_by_template(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of the counters of several clients."""
+    sums: dict[str, int] = {}
+    for counter in counters:
+        for template, count in counter.items():
+            sums[template] = sums.get(template, 0) + count
+    return sums
+
+
 def no_losses() -> dict[LossReason, int]:
     """Return a counter for each reason of a loss: exporters need the zeros as well."""
     return dict.fromkeys(get_args(LossReason), 0)
@@ -143,6 +171,12 @@ class Figures(TypedDict):
     """Counter: tasks that had to wait, with or without success."""
     timeouts: int
     """Counter: waits, and single attempts by ``timeout=0``, that ended with :class:`AcquireTimeout`."""
+    timeouts_by_template: dict[str, int]
+    """Counters: those by the template of the name, which is empty for a name without one."""
+    skipped: int
+    """Counter: calls of jobs of :meth:`Client.once` that were skipped."""
+    skipped_by_template: dict[str, int]
+    """Counters: those by the template of the name."""
     lost: int
     """Counter: leases lost."""
     renewals: int

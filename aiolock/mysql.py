@@ -112,8 +112,9 @@ async def fenced_update(
 
     The check and the write are one statement. Returns whether the write was accepted; ``False`` also if there is no such
     row. Raises :class:`ConfigError` as :func:`compare_and_set` does; also if ``column`` is too small for the token, or not
-    exact, because it would then accept stale writes: nothing is changed. The other parameters, transactions of
-    REPEATABLE READ and cancellation are as in :func:`compare_and_set`.
+    exact, because it would then accept stale writes: nothing is changed. Raises :class:`Conflict` in a transaction of REPEATABLE
+    READ that began to read before another token was written, because its values may rest on what was there before; MariaDB's
+    error 1020 is as in :func:`compare_and_set`, and so are the other parameters and cancellation.
     """
     if type(token) is not int:
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
@@ -125,6 +126,17 @@ async def fenced_update(
     where = " AND ".join(conditions)
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
     async with connection.cursor() as cursor:
+        if not connection.get_autocommit() or connection.get_transaction_status():
+            # Locked, it is as it was committed last; a plain SELECT answers from the snapshot of the transaction.
+            found = f"SELECT {_quoted(column)} FROM {_table(table)} WHERE {where}"  # noqa: S608 - names are checked
+            await _changed(cursor, f"{found} AND {fence} <= %s FOR UPDATE", (*named, token), column, "tokens")
+            last = await cursor.fetchone()
+            await cursor.execute(found, tuple(named))
+            if last not in (None, await cursor.fetchone()):
+                raise Conflict(
+                    f"a row of {shorten(table)} was written since the transaction began to read, so what it writes may rest on "
+                    "old values: roll it back, and read the row again in a new one; one of READ COMMITTED has no such snapshot"
+                )
         arguments = (*given, token, token, *named, token)
         if await _changed(cursor, statement, arguments, column, "tokens"):
             return True

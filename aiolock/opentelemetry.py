@@ -20,7 +20,15 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiolock import __version__
 from aiolock.client import Client
 from aiolock.errors import ConfigError, MissingDriver, shorten
-from aiolock.metrics import COUNTERS, GAUGES, SECONDS, Number
+from aiolock.metrics import (
+    COUNTERS,
+    COUNTERS_BY_TEMPLATE,
+    GAUGES,
+    SECONDS,
+    ByTemplate,
+    Number,
+    sum_by_template,
+)
 from aiolock.portal import SyncClient
 from aiolock.types import LockEvent
 
@@ -101,8 +109,20 @@ class _Metrics:
         for key, (unit, text) in COUNTERS.items():
             meter.create_observable_counter(f"aiolock.{key}", [self._read(key)], unit, text)
 
+        for templates, (name, unit, text) in COUNTERS_BY_TEMPLATE.items():
+            meter.create_observable_counter(
+                f"aiolock.{name}", [self._read_by_template(templates)], unit, text
+            )
+
     def _read(self, key: Number) -> Callable[[CallbackOptions], Iterable[Observation]]:
         return lambda _: [Observation(sum(client.stats()[key] for client in list(self.clients)))]
+
+    def _read_by_template(self, key: ByTemplate) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            counts = sum_by_template(client.stats()[key] for client in list(self.clients))
+            return [Observation(count, {"aiolock.template": name}) for name, count in counts.items()]
+
+        return read
 
     def acquired(self, event: LockEvent) -> None:
         """Record the wait."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeV
 from aiolock import client as core
 from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
-from aiolock.core.hooks import C
+from aiolock.core.hooks import C, Moment, S, check_callback
 from aiolock.decorators import Locked, Once, do_once
 from aiolock.errors import (
     ConfigError,
@@ -50,7 +50,7 @@ from aiolock.kinds.semaphore import Semaphore
 from aiolock.lease import HoldState, Lease, ReleaseRequest, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.metrics import Figures
-from aiolock.types import Finding, Kind, Leader, LockInfo
+from aiolock.types import Finding, Kind, Leader, LockEvent, LockInfo
 from aiolock.validation import OnError, SyncCampaignOptions, SyncLockOptions, check_options, check_timeout
 
 if TYPE_CHECKING:
@@ -270,8 +270,26 @@ class SyncClient:
         return self._client.on_released(callback)
 
     def on_lost(self, callback: C) -> C:
-        """Call ``callback`` when a lease is lost, in the thread of the loop; see :meth:`aiolock.Client.on_lost`."""
-        return self._client.on_lost(callback)
+        """Call ``callback`` when a lease is lost, in the thread of the loop; see :meth:`aiolock.Client.on_lost`.
+
+        No thread of the program is there to be ended: a ``SystemExit`` that it raises is logged, as every error.
+        """
+        check_callback(Moment.LOST, callback)
+        self._client.on_lost(_in_loop_thread(callback))
+        return callback
+
+    def on_renewal_failing(self, callback: C) -> C:
+        """Call ``callback`` when renewals of a lease begin to fail, in the thread of the loop; see :meth:`aiolock.Client.on_renewal_failing`.
+
+        A ``SystemExit`` that it raises is logged, as by :meth:`on_lost`.
+        """
+        check_callback(Moment.RENEWAL_FAILING, callback)
+        self._client.on_renewal_failing(_in_loop_thread(callback))
+        return callback
+
+    def on_skipped(self, callback: S) -> S:
+        """Call ``callback`` when a job of :meth:`once` is skipped, in the thread of the loop; see :meth:`aiolock.Client.on_skipped`."""
+        return self._client.on_skipped(callback)
 
     # --- administration
 
@@ -295,6 +313,23 @@ class SyncClient:
     def stats(self) -> Figures:
         """Return the counters of :meth:`aiolock.Client.stats`."""
         return self._client.stats()
+
+
+def _in_loop_thread(callback: Callable[[LockEvent], object]) -> Callable[[LockEvent], None]:
+    """Return a callback that does not end the loop, by which the client would lose every hold."""
+
+    def call(event: LockEvent) -> None:
+        try:
+            callback(event)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise RuntimeError("a callback cannot end the program from the thread of the loop") from error
+
+    return call
+
+
+def inner_client(client: SyncClient) -> core.Client:
+    """Return the client whose locks a synchronous client offers to threads."""
+    return client._client  # noqa: SLF001 - for exporters, and not for users
 
 
 class _Facade(Generic[I]):
@@ -387,9 +422,9 @@ class SyncLock(_Facade[Lock]):
         """Return the holders and the waiters, in order."""
         return self._run(self._inner.inspect)
 
-    def force_release(self) -> bool:
-        """End all holds of the lock, as :meth:`aiolock.Lock.force_release`."""
-        return self._run(self._inner.force_release)
+    def force_release(self, token: int | None = None) -> bool:
+        """End the holds of the lock, or that of one token, as :meth:`aiolock.Lock.force_release`."""
+        return self._run(lambda: self._inner.force_release(token))
 
     def request_release(self, reason: str = "") -> bool:
         """Ask the holders to release it, as :meth:`aiolock.Lock.request_release`."""
@@ -792,6 +827,14 @@ class _Turn:
         self._over = asyncio.Event()
         self._error: BaseException | None = None
         """The exception that ended the job in its thread."""
+        self._exit: BaseException | None = None
+        """The exception of a callback that is to end the program: in the thread that called, not on the loop."""
+
+    async def _do(self) -> None:
+        try:
+            await do_once(self._once, self._lock, self._wait)
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._exit = error
 
     async def _wait(self) -> None:
         self._begun.set_result(True)
@@ -808,7 +851,7 @@ class _Turn:
 
     def begin(self) -> bool:
         """Return whether the job is this thread's."""
-        self._task = self._loop.spawn(lambda: do_once(self._once, self._lock, self._wait))
+        self._task = self._loop.spawn(self._do)
         self._task.add_done_callback(self._ended)
         try:
             mine = self._begun.result()
@@ -817,15 +860,20 @@ class _Turn:
             self._task.cancel()
             raise
         if not mine:
-            self._task.result()
+            self._result()
         return mine
+
+    def _result(self) -> None:
+        self._task.result()
+        if self._exit is not None:
+            raise self._exit
 
     def end(self, error: BaseException | None) -> None:
         """Release; raise :class:`LockLost` if the hold was lost, or note it in the ``error`` of the job."""
         self._error = error
         self._loop.soon(self._over.set)
         try:
-            self._task.result()
+            self._result()
         except LockLost as loss:
             if error is None:
                 raise

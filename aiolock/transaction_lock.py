@@ -7,6 +7,7 @@ import secrets
 from aiolock.core.backend import Request
 from aiolock.core.cancellation import Task
 from aiolock.core.capabilities import CallerLock, TransactionLocks
+from aiolock.core.present import told_apart
 from aiolock.core.runtime import Runtime
 from aiolock.errors import AcquireTimeout, LockLost
 from aiolock.lock import NamedLock
@@ -73,7 +74,7 @@ class TransactionLock(NamedLock):
 
     async def _acquire(self, wait: float | None, mark: str = "") -> None:
         if not await self._take(wait, mark):
-            self._runtime.stats.timeouts += 1
+            self._runtime.stats.timeouts_by_template.count("")
             raise AcquireTimeout(self.name, wait or 0.0)
 
     async def _reach(self, timeout: float | None = None) -> float | None:
@@ -102,7 +103,7 @@ class TransactionLock(NamedLock):
         Raises :class:`BackendError` if the server does not answer. Cancelling it changes nothing.
         """
         await self._reach()
-        return await self._lock.inspect()
+        return told_apart(await self._lock.inspect())
 
     async def __aenter__(self) -> None:
         """As :meth:`acquire`; with a mark in the transaction behind it, which goes when the lock goes."""

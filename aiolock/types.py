@@ -28,6 +28,7 @@ __all__ = [
     "LockEvent",
     "LockInfo",
     "Mode",
+    "SkipEvent",
     "Waiting",
     "permits",
 ]
@@ -147,11 +148,15 @@ class LockEvent:
     waited: float
     """Seconds from the request to the grant."""
     held: float = 0.0
-    """Seconds from the grant to the release or the loss, whichever was first; 0 in ``on_acquired``."""
+    """Seconds from the grant to the release or the loss, whichever was first, or until now; 0 in ``on_acquired``."""
     released: bool = False
     """True once the holder gave it back. In ``on_lost``: only the answer to the release reported the loss."""
     reason: LossReason | None = None
     """The reason of the loss; ``None`` unless it was lost."""
+    remaining: float = 0.0
+    """In ``on_renewal_failing``: seconds for which the lease still holds if no renewal succeeds."""
+    error: str = ""
+    """In ``on_renewal_failing``: why the renewal failed."""
 
 
 # --- results of inspection and diagnosis
@@ -162,6 +167,7 @@ class Holder:
     """A holder, as an administrator sees it."""
 
     label: str
+    """The ``label=`` of the lock, else of the client; empty if neither has one."""
     token: int
     """The first fencing token of the hold; 0 if it has none, as where locks are in the format of another library."""
     since: datetime
@@ -178,6 +184,10 @@ class Holder:
     local_waiters: int | None = None
     """The tasks that wait inside the holder's client, as of its last renewal (0 before the first); ``None`` where renewals do
     not send it to the server."""
+    host: str = ""
+    """The machine of the holder's process, at most 64 bytes of its name; empty where the server does not know it."""
+    pid: int | None = None
+    """The id of the process on that machine, or in its container; ``None`` where the server does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,37 @@ class Kept:
     permits: int
     last_holder: str
     """The label of the holder that released it."""
+    host: str = ""
+    """The machine of that holder, as :attr:`Holder.host`."""
+    pid: int | None = None
+    """The process of that holder, as :attr:`Holder.pid`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkipEvent:
+    """A job that was skipped, as the callbacks of :meth:`Client.on_skipped` get it."""
+
+    name: str
+    """The name of the lock. Not for the labels of metrics: there may be millions of names."""
+    template: str
+    """The name before it was filled in, such as ``report:{tenant}``."""
+    holder: Holder | None = None
+    """The worker that does the job at this moment; ``None`` if no worker does, or if that is not known."""
+    kept: Kept | None = None
+    """The run that counts within ``at_least``, if it is over; ``None`` if there is none, or if it is not known."""
+    until: datetime | None = None
+    """The time until which others skip the job, by the clock of this machine: later if the holder renews its lock, earlier if
+    its run ends. ``None`` if that is not known."""
+
+    @classmethod
+    def of(cls, name: str, template: str, info: LockInfo | None) -> Self:
+        """Return the event of a lock whose state after the skip was ``info``; ``None`` if it could not be read."""
+        if info is not None and info.holders:
+            holder = info.holders[0]
+            return cls(name, template, holder, until=datetime.now(UTC) + timedelta(seconds=holder.remaining))
+        if info is not None and info.kept:
+            return cls(name, template, kept=info.kept[0], until=info.kept[0].until)
+        return cls(name, template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +257,10 @@ class Waiting:
     label: str
     mode: str = "mutex"
     permits: int = 1
+    host: str = ""
+    """The machine of the process that waits, as :attr:`Holder.host`."""
+    pid: int | None = None
+    """The process that waits, as :attr:`Holder.pid`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,12 @@ RESULTS = ROOT / "benchmarks/results/results.json"
 SCENARIOS = [f"{suite}/{scenario}" for suite, its in SUITES.items() for scenario in its.scenarios]
 PAGES = [
     ROOT / page
-    for page in ("docs/topics/performance.md", "docs/topics/comparison.md", "docs/how-to/choose-a-backend.md")
+    for page in (
+        "docs/topics/performance.md",
+        "docs/topics/methods.md",
+        "docs/how-to/choose-a-backend.md",
+        "docs/internals/benchmarks.md",
+    )
 ]
 
 _PART = re.compile(

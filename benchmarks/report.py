@@ -199,6 +199,16 @@ def goals(reports: Sequence[Report]) -> list[str]:
     return _piped([["scenario", "goal", "found", "must", "reached"], *rows])
 
 
+def _calmness(rounds: int, repeated: int, disturbed: int) -> str:
+    """How many rounds others disturbed, and what became of these rounds."""
+    others = f"{disturbed} of {rounds} rounds were disturbed: others used more than a tenth of the processors meanwhile."
+    if disturbed and not repeated:
+        return f"{others} None was run again, so all of them count."
+    if disturbed:
+        return f"{others} They count, because the time for running rounds again was over, after {repeated} of them."
+    return others + (f" {repeated} more were, and were run again." if repeated else "")
+
+
 def conditions(about: dict[str, Any]) -> list[str]:
     """Under which the figures were taken."""
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
@@ -208,8 +218,7 @@ def conditions(about: dict[str, Any]) -> list[str]:
         f"{about['seconds'] / 60:.0f} minutes; median (lowest-highest). Ratios are taken round by round.",
         f"{about['python']}, {packages}; {'; '.join(about['servers'])};",
         f"{about['system']}, {about['cores']} cores of {about['processor']}, load {about['load']:.1f} at the start.",
-        f"Of {calm['rounds']} rounds {calm['repeated']} were disturbed by other programs and run again, and",
-        f"{calm['disturbed']} count although they were disturbed.",
+        _calmness(**calm),
     ]
 
 
@@ -230,7 +239,11 @@ def merged(earlier: Sequence[Run], latest: Run) -> list[Run]:
 
 def as_markdown(runs: Sequence[Run]) -> str:
     """One page."""
-    lines = ["# Benchmark results"]
+    lines = [
+        "# Benchmark results",
+        "",
+        "[How they are measured, and why some goals are missed](../../docs/internals/benchmarks.md)",
+    ]
     for run in runs:
         lines += ["", *conditions(run.about)]
     lines += ["", "## Goals", "", *goals([report for run in runs for report in run.reports])]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.search.en import SearchEnglish
 from sphinx.transforms import SphinxTransform
 
 import aiolock
@@ -14,6 +16,8 @@ project = "aiolock"
 author = "the aiolock developers"
 project_copyright = author
 version = release = aiolock.__version__
+
+REPOSITORY = "https://github.com/python-aiolock/python-aiolock"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
@@ -27,6 +31,9 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 # Classes and types of the inside are named in docstrings and signatures, but have no page of their own.
 nitpicky = False
+
+# Who looks for `once`, or for "who holds", means these words; the search box drops them otherwise.
+SearchEnglish.stopwords = SearchEnglish.stopwords - {"once", "who"}
 
 html_theme = "furo"
 html_title = f"aiolock {release}"
@@ -59,6 +66,12 @@ def signature(
     return ("", None) if arguments and what == "class" and ":param" not in (value.__doc__ or "") else None
 
 
+def elsewhere(_: Sphinx, __: str, source: list[str]) -> None:
+    """Have links to Markdown outside of this folder, which has no page here, lead to the repository."""
+    source[0] = re.sub(r"\]\((?:\.\./)+(benchmarks/[^)]*\.md\b)", rf"]({REPOSITORY}/blob/main/\1", source[0])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", elsewhere)
     app.connect("autodoc-process-signature", signature)
     app.add_transform(BothThemes)

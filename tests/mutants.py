@@ -244,10 +244,10 @@ MUTANTS = (
     ),
     Mutant(
         "a step whose answer was lost is carried out again",
-        "aiolock.core.register_writer",
-        "counted = self._unknown.get(self._seen.get(self.id, 0))",
-        "counted = None",
-        "tests/unit/test_register_writer.py::test_every_count_counts_once_whatever_gets_lost",
+        "aiolock.core.register",
+        "self._settle(self._doubts.pop(write, {}))",
+        "self._doubts.pop(write, {})",
+        "tests/unit/test_register.py::test_every_count_counts_once_whatever_gets_lost",
     ),
     Mutant(
         "a count with a name counts again",
@@ -278,7 +278,7 @@ MUTANTS = (
     Mutant(
         "a full round is passed without those who are late to answer",
         "aiolock.kinds.barrier",
-        'all(entry["here"] for entry in body["inside"].values())',
+        'all(confirmed for *_, confirmed in after["inside"].values())',
         "True",
         "tests/unit/test_barrier.py",
     ),
@@ -323,13 +323,6 @@ MUTANTS = (
         "for vote in self.votes if vote.known}",
         "for vote in self.votes[1:] if vote.known}",
         QUORUM,
-    ),
-    Mutant(
-        "a vote of a moment counts for a downgrade",
-        "aiolock.backends.quorum.claim",
-        "return grant if grant is not None and (fixed or grant.until >= self.promised) else None",
-        "return grant",
-        "tests/backends/quorum/test_kinds.py::test_a_downgrade_gives_no_vote_back_that_the_holder_relies_on",
     ),
     Mutant(
         "a hold that was released during a round is renewed again",
@@ -570,9 +563,17 @@ MUTANTS = (
     Mutant(
         "a grant that a read finds is believed although a standby may lack it",
         "aiolock.backends.rows.context",
-        "return None if self.store.reads_prove else ReadAnswer",
-        "return None if self.connection else ReadAnswer",
+        "if self.store.reads_prove or (self.store.in_order and not doubt):",
+        "if self.store.reads_prove or self.connection:",
         ENGINE + "test_a_grant_that_another_client_has_written_is_believed_after_one_flushed_write",
+    ),
+    Mutant(
+        "an own grant that a read finds is believed although it may not be flushed",
+        "aiolock.backends.rows.context",
+        "(self.store.in_order and not doubt)",
+        "self.store.in_order",
+        ENGINE
+        + "test_an_own_grant_that_a_read_finds_is_believed_after_a_later_write_where_others_see_it_before_it_is_flushed",
     ),
     Mutant(
         "a write that was answered before a read proves what it has shown",
@@ -1126,6 +1127,20 @@ MUTANTS = (
         "if self._opened:",
         "if False:",
         ENGINE + "test_rows_of_another_format_are_listed_and_diagnosed",
+    ),
+    Mutant(
+        "a release by force under a token ends whatever is there by then",
+        "aiolock.backends.rows.backend",
+        "ForceOne(owner)",
+        "Force()",
+        ENGINE + "test_a_hold_that_ends_between_the_look_and_its_release_by_force_costs_the_next_nothing",
+    ),
+    Mutant(
+        "a kept lock has the token of its last holder",
+        "aiolock.backends.rows.rules",
+        "return not self.kept and first <= token <= last",
+        "return first <= token <= last",
+        "tests/contract/test_inspection.py::test_a_release_by_force_under_a_token_ends_that_hold_alone[memory]",
     ),
     Mutant(
         "(20) a lock of an unknown format is not listed",

@@ -200,6 +200,19 @@ class Redis(Server):
             return f"unix://{login}{self.socket}?db=0"
         return f"{'rediss' if self.certificates else 'redis'}://{login}127.0.0.1:{self.port}/0"
 
+    def follow(self, primary: Redis) -> None:
+        """Become a replica of it; on return it copies what is written there."""
+        ask(self.socket, f"REPLICAOF 127.0.0.1 {primary.port}\r\nQUIT\r\n".encode())
+        online, until = f"port={self.port},state=online".encode(), time.monotonic() + READY_WITHIN
+        # It answers up to a second after the primary says so.
+        write = b"SET follow 1\r\nDEL follow\r\nWAIT 1 1000\r\nQUIT\r\n"
+        while online not in ask(primary.socket, b"INFO replication\r\nQUIT\r\n") or b":0\r\n+OK" in ask(
+            primary.socket, write
+        ):
+            if time.monotonic() > until:
+                raise ServerFailed(f"it does not become a replica: {self.log_tail()}")
+            time.sleep(0.02)
+
     def _answers(self, index: int) -> bool:
         # Asked over the socket, which is opened after the port and which no other process can have bound.
         login = "" if self.password is None else f"AUTH {self.password}\r\n"

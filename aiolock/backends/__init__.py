@@ -53,6 +53,9 @@ SCHEMES = {
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper"),
 }
 
+_PRIVATE = {"mysql+rows": _Entry("aiolock.backends.mysql.rows_backend:MySQLRowsBackend", "mysql")}
+"""Schemes for the tests of what is not done yet."""
+
 _CLIENTS = {"valkey": "valkey-py", "coredis": "coredis"}
 """Clients of a Redis or Valkey that cannot be handed over, by their package."""
 
@@ -76,7 +79,9 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     installs the driver.
     """
     if any(cls.__module__.partition(".")[0] == "redis" for cls in type(url).__mro__):
-        handed_over: Backend = _load(_REDIS)(client=url, **options)
+        cls = _load(_REDIS)
+        _check_options("redis", cls, options)
+        handed_over: Backend = cls(client=url, **options)
         return handed_over
     if (other := _CLIENTS.get(type(url).__module__.partition(".")[0])) is not None:
         raise ConfigError(
@@ -87,14 +92,14 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not a {type(url).__name__}"
         )
-    from aiolock.backends.dialects import ALIASES, scheme_of  # noqa: PLC0415
+    from aiolock.backends.foreign_parameters import ALIASES, scheme_of  # noqa: PLC0415
 
     scheme = scheme_of(url)
-    others = _others() if scheme and scheme not in SCHEMES else {}
+    others = _others() if scheme and scheme not in SCHEMES.keys() | _PRIVATE.keys() else {}
     if scheme in others:
         cls = _load_other(scheme, others[scheme])
-    elif scheme in SCHEMES:
-        cls = _load(SCHEMES[scheme])
+    elif (entry := SCHEMES.get(scheme) or _PRIVATE.get(scheme)) is not None:
+        cls = _load(entry)
     else:
         # Those of other libraries are taken as well, and are no news to those who have them.
         known = sorted({*SCHEMES, "mariadb", "valkey", "valkeys", *others})
@@ -133,7 +138,7 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
 
 def _server(url: object) -> str:
     """Return the host and path of a server of a quorum, without the account."""
-    from aiolock.backends.dialects import scheme_of  # noqa: PLC0415
+    from aiolock.backends.foreign_parameters import scheme_of  # noqa: PLC0415
 
     scheme, rest = (scheme_of(url), url.partition("://")[2]) if isinstance(url, str) else ("", "")
     entry = SCHEMES.get(scheme)
@@ -180,8 +185,11 @@ def _load_other(scheme: str, points: Sequence[EntryPoint]) -> type[Backend]:
 def _check_options(scheme: str, cls: Any, options: dict[str, Any]) -> None:
     parameters = inspect.signature(cls).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    unknown = [name for name in options if name not in known]
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if passed_on := getattr(cls, "passed_on", None):
+        # A client stands in the place of an address: the class says so itself.
+        known = [*(name for name in known if name != "client"), *passed_on(scheme)]
+    unknown = [name for name in options if name not in known and name != "client"]
+    if unknown and (passed_on or not any(each.kind is each.VAR_KEYWORD for each in parameters)):
         raise ConfigError(
             f"connect() has no option {', '.join(unknown)}; it has {', '.join(EVERY)}, and for {scheme}:// "
             f"{', '.join(known) or 'none more'}{meant(unknown[0], [*EVERY, *known])}"

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from aiolock.errors import ConfigError, shorten
 
-__all__ = ["check_table", "read_schema", "read_statements"]
+__all__ = ["check_table", "read_part", "read_schema", "read_statements"]
 
 _PART = "[A-Za-z_][A-Za-z0-9_]{0,47}"
 _TABLES = {
@@ -27,19 +27,20 @@ def check_table(server: str, name: object) -> str:
     return name
 
 
-def _read(server: str, file: str) -> str:
-    return files("aiolock.backends").joinpath(server, "sql", file).read_text("utf-8")
+def read_part(server: str, file: str) -> str:
+    """Return the text of one file of a server, with placeholders in ``{}``."""
+    return files("aiolock.backends").joinpath(server, "sql", file).read_text("utf-8").strip()
 
 
 def read_schema(server: str) -> str:
     """Return the statements that create the tables of a server, with placeholders in ``{}``."""
-    return _read(server, "schema.sql").strip()
+    return read_part(server, "schema.sql")
 
 
 def read_statements(server: str, *names: str) -> dict[str, str]:
     """Return the statements of some files by name, each on one line. A name is in the comment above its statement."""
     statements: dict[str, str] = {}
-    for part in "".join(_read(server, name) for name in names).split("-- name: ")[1:]:
+    for part in "\n".join(read_part(server, name) for name in names).split("-- name: ")[1:]:
         name, _, body = part.partition("\n")
         lines = [line.strip() for line in body.splitlines() if not line.startswith("--")]
         statements[name.strip()] = " ".join(line for line in lines if line)

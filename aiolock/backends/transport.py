@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from functools import partial
 from random import Random
 from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
@@ -49,8 +48,9 @@ STABLE = 2.0
 """Seconds after which a connection counts as stable: the back-off then starts from the first pause again."""
 LATE = 0.05
 """A timer that fires later than this many seconds was delayed by this process, not by the server."""
-GRACE = 0.01
-"""Seconds that the server has to go on sending after the first time that it had nothing more for a process that was late."""
+GRACE = 0.1
+"""Seconds of silence after which a server that a late process has kept waiting counts as having nothing more to send. A busy machine
+may take some of them to run a server that could not send the rest before."""
 ATTEMPT = 0.95
 """Share of the time to open that one attempt may take, so that ``open`` can report why it failed."""
 CLOSE_WITHIN = 0.5
@@ -62,7 +62,22 @@ socket behind."""
 
 
 class ConnectionState(Enum):
-    """State of a transport; ``Transport._become`` makes and logs every transition."""
+    """State of a transport; ``Transport._become`` makes and logs every transition.
+
+    ============== ================================================ ==============================================
+    State          Event                                            Next state
+    ============== ================================================ ==============================================
+    ``CLOSED``     opened                                           ``CONNECTING``
+    ``CONNECTING`` connected, and the greeting was answered         ``READY``
+    ``CONNECTING`` not reached, or refused                          ``BROKEN``, and after a pause ``CONNECTING``
+    ``CONNECTING`` the server denies what this connection is for    ``DENIED``, and after a pause ``CONNECTING``
+    ``READY``      closed at its other end, or a PING not answered  ``BROKEN``, and after a pause ``CONNECTING``
+    ``READY``      another server has taken over                    ``BROKEN``, and ``CONNECTING`` at once
+    ``BROKEN``     the pause is over                                ``CONNECTING``
+    ``DENIED``     the pause is over                                ``CONNECTING``
+    any            closed by the client                             ``CLOSED``
+    ============== ================================================ ==============================================
+    """
 
     CLOSED = "closed"
     CONNECTING = "connecting"
@@ -367,30 +382,35 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._timer = self._loop.call_later(delay, self._on_timer)
 
     # What came due is judged only once the socket was found to be empty: the answer may have arrived long ago, behind thousands
-    # of others, in a process that was stopped or busy. One pass of the loop makes one read of limited size.
+    # of others, in a process that was stopped or busy. One pass of the loop makes one read of limited size. The server, or the network,
+    # may have waited as well until there was room for the rest: as long as more comes, a process that was late waits for it.
 
     def _on_timer(self) -> None:
-        self._probe(late=self._clock() - self._due > LATE)
+        now = self._clock()
+        self._probe(now + self._timeout if now - self._due > LATE else now, -math.inf)
 
-    def _probe(self, *, late: bool) -> None:
-        """Judge after a pass in which the loop asked for what has arrived, if that was all."""
+    def _probe(self, patience: float, latest: float) -> None:
+        """Judge after a pass in which the loop asked for what has arrived, if that was all.
+
+        The server may go on until ``patience`` if it has sent anything after ``latest``, which ``received`` was before a time of grace.
+        """
         assert self._loop is not None  # noqa: S101 - it is open
         # In the next pass this comes before the reads, and in the one after it behind those of the pass between.
-        self._timer = self._loop.call_soon(self._continue_probe, self.received, late)
+        self._timer = self._loop.call_soon(self._continue_probe, self.received, patience, latest)
 
-    def _continue_probe(self, before: float, late: bool) -> None:  # noqa: FBT001 - the loop passes no names
+    def _continue_probe(self, before: float, patience: float, latest: float) -> None:
         assert self._loop is not None  # noqa: S101 - it is open
-        self._timer = self._loop.call_soon(self._end_probe, before, late)
+        self._timer = self._loop.call_soon(self._end_probe, before, patience, latest)
 
-    def _end_probe(self, before: float, late: bool) -> None:  # noqa: FBT001 - as above
+    def _end_probe(self, before: float, patience: float, latest: float) -> None:
         assert self._loop is not None  # noqa: S101 - it is open
+        now = self._clock()
         if self.received != before and self.full:
-            self._probe(late=late)
-        elif late:
-            # Also the server, or the network, may have waited until there was room for the rest.
-            self._timer = self._loop.call_later(GRACE, partial(self._probe, late=False))
+            self._probe(patience, latest)
+        elif self.received != latest and now < patience:
+            self._timer = self._loop.call_later(GRACE, self._probe, patience, self.received)
         else:
-            self._judge(self._clock())
+            self._judge(now)
 
     def _judge(self, now: float) -> None:
         then = min(self._expire(now), self._keep_alive(now), now + PING_EVERY, now + self._timeout)

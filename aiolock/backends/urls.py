@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from unicodedata import normalize
 from urllib.parse import parse_qsl, quote, unquote
 
-from aiolock.backends.dialects import PARTS, Dialect, meaning_of, scheme_of
+from aiolock.backends.foreign_parameters import PARTS, PRISMA, ForeignParameters, meaning_of, scheme_of
 from aiolock.core.logs import Log, get_logger
 from aiolock.errors import ConfigError, meant, shorten
 
@@ -34,9 +34,11 @@ __all__ = [
     "absolute_path",
     "count",
     "direct_tls",
+    "ended_by_peer",
     "file",
     "flag",
     "given_twice",
+    "is_alert",
     "one_of",
     "optional_tls",
     "parse",
@@ -97,7 +99,7 @@ class Form:
     """True if an address that names no host means this machine, although hosts may be listed."""
     repeats: bool = False
     """True if a host may be listed twice."""
-    dialect: Dialect = field(default_factory=dict)
+    foreign: ForeignParameters = field(default_factory=dict)
     """The meanings of parameters of other programs' URLs for the same server."""
     alone: str = ""
     """Why it is one host, and what would be right; for an address that lists several."""
@@ -151,6 +153,8 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
     if set(form.reserved) & set(login) or (many and "@" in login):
         raise form.error("user name and password stand once, before the first host")
     name, colon, secret = login.partition(":")
+    if "unix_socket" in form.options and (socket := _socket_in_query(host_list)):
+        host_list, query = "", f"{query}&{socket}"
     options, parts = _options(form, query, given)
     user = _once("user", parts, _decoded(name)) or ""
     password = _once("password", parts, _decoded(secret) if colon else None)
@@ -176,7 +180,7 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
 def _once(part: str, parts: Mapping[str, str], written: str | None) -> str | None:
     """Return a part of the address from the place where it is written, before the query or in it."""
     if part in parts and written:
-        raise given_twice(part)
+        raise part_given_twice(part)
     return parts.get(part, written)
 
 
@@ -186,7 +190,7 @@ def _with_ports(host_list: str, ports: str) -> str:
     if len(each) not in {1, len(hosts)} or not all(_HOST.fullmatch(f"h:{port}") for port in each):
         raise ConfigError("port in the address must be a number, or as many of them as there are hosts")
     if any((match := _HOST.fullmatch(host.strip())) and (match[2] or match[4]) for host in hosts):
-        raise given_twice("port")
+        raise part_given_twice("port")
     return ",".join(
         f"{host.strip() or 'localhost'}:{port}"
         for host, port in zip(hosts, each * (len(hosts) // len(each)), strict=True)
@@ -245,12 +249,14 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> tuple[dict[str
     own_tls = given.get("tls") is not None or (
         "tls" in form.options and any(name == "tls" for name, _ in pairs)
     )
+    by_socket = given.get("unix_socket") is not None or any(_names_socket(*pair) for pair in pairs)
     for name, value in pairs:
-        if name in form.options:
+        meaning = meaning_of(form.foreign, name, own_tls=own_tls or by_socket)
+        if name in form.options and not (meaning is not None and (name, value) == PRISMA):
             if name in found:
                 raise given_twice(name)
             found[name] = value
-        elif (meaning := meaning_of(form.dialect, name, own_tls=own_tls)) is not None:
+        elif meaning is not None:
             _translate(form, foreign, name, meaning(name, value))
         else:
             raise ConfigError(
@@ -268,11 +274,21 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> tuple[dict[str
                 raise given_twice(name)
             found[name] = value
     # A host that is a path is the server's socket.
-    if foreign.get("host", ("", ""))[0].startswith("/") and "unix_socket" in every:
+    hosts, source = foreign.get("host", ("", ""))
+    if "unix_socket" in every and any(host.startswith("/") for host in hosts.split(",")):
+        if "," in hosts:
+            raise ConfigError(
+                f"{source} in the address lists several places, and one of them is a socket: name one socket, or hosts alone"
+            )
         foreign.setdefault("unix_socket", foreign.pop("host"))
     parts = {name: value for name, (value, _) in foreign.items() if name in PARTS}
     options = {name: value for name, (value, _) in foreign.items() if name not in PARTS} | found
     return {name: every[name](name, value) for name, value in options.items()}, parts
+
+
+def _names_socket(name: str, value: str) -> bool:
+    """Return whether a parameter says that the server is reached by a socket in the file system, where other clients use no TLS."""
+    return name in {"unix_socket", "unix_sock"} or (name == "host" and value.startswith("/"))
 
 
 def _translate(
@@ -291,9 +307,26 @@ def _translate(
         foreign[option] = value, name
 
 
+def _socket_in_query(host_list: str) -> str:
+    """Return the parameters that a percent-encoded path in place of a host becomes, and perhaps its port; empty for anything else."""
+    if host_list[:3].upper() != "%2F":
+        return ""
+    folder, colon, port = host_list.rpartition(":")
+    if not (colon and port.isdecimal()):
+        return f"host={quote(unquote(host_list), safe='')}"
+    return f"host={quote(unquote(folder), safe='')}&port={port}"
+
+
 def given_twice(name: str) -> ConfigError:
     """The error for an option that the address gives twice, or that stands in the address and beside it."""
     return ConfigError(f"{name} is given twice; say it once, in the address or as an option")
+
+
+def part_given_twice(name: str) -> ConfigError:
+    """The error for a part of the address that stands at its place, and in a parameter."""
+    return ConfigError(
+        f"{name} is given twice, at its place in the address and as a parameter behind the ?: leave one of both away"
+    )
 
 
 # --- readers of options
@@ -402,6 +435,21 @@ def tls_context(ca: str | None, cert: str | None = None, key: str | None = None)
         shown = ", ".join(f"{name}={shorten(value)}" for name, value in files.items() if value is not None)
         raise ConfigError(f"{shown} cannot be read: {error}") from error
     return context
+
+
+def ended_by_peer(error: BaseException) -> bool:
+    """Return whether the other side ended a TLS connection, by an alert or without one.
+
+    A server that demands a certificate of the client sends an alert and closes the connection. Which of both a client sees is chance.
+    """
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError) or is_alert(error)
+    return isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError | EOFError)
+
+
+def is_alert(error: BaseException) -> bool:
+    """Return whether the other side of a TLS connection has said why it ended it."""
+    return isinstance(error, ssl.SSLError) and "ALERT" in (getattr(error, "reason", None) or "").upper()
 
 
 def direct_tls(options: dict[str, Any]) -> ssl.SSLContext | None:

@@ -7,13 +7,24 @@ import asyncio
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from aiolock.cli import settings
 from aiolock.cli.exit_status import NOT_ACQUIRED, Ended
-from aiolock.cli.output import Output, age, clean, holder_of, kept_after, lay_out, seconds, time_left
+from aiolock.cli.output import (
+    Output,
+    age,
+    clean,
+    holder_of,
+    kept_after,
+    lay_out,
+    seconds,
+    state_of,
+    time_left,
+)
 from aiolock.core.capabilities import UnreadableLock
+from aiolock.core.present import has_token, named
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lock import Lock
 from aiolock.types import LockInfo
@@ -39,6 +50,8 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
         "holders": [
             {
                 "label": holder.label,
+                "host": holder.host,
+                "pid": holder.pid,
                 "token": holder.token or None,
                 "since": holder.since.isoformat(),
                 "remaining": None if holder.remaining == math.inf else round(holder.remaining, 3),
@@ -49,7 +62,13 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
             for holder in info.holders
         ],
         "kept": [
-            {"until": kept.until.isoformat(), "permits": kept.permits, "last_holder": kept.last_holder}
+            {
+                "until": kept.until.isoformat(),
+                "permits": kept.permits,
+                "last_holder": kept.last_holder,
+                "host": kept.host,
+                "pid": kept.pid,
+            }
             for kept in info.kept
         ],
         "waiters": [asdict(waiting) for waiting in info.waiters],
@@ -105,8 +124,14 @@ async def ls(options: argparse.Namespace, output: Output) -> int:
         for info in infos:
             if info.unreadable:
                 output.line(f"? {clean(info.unreadable)}")
-    elif output.chatty:
-        output.message(f"no lock that matches {options.pattern!r} is held or waited for")
+    if not infos:
+        what = "no lock" if options.pattern == "*" else f"no lock that matches {options.pattern!r}"
+        output.message(
+            f"{what} in namespace {settings.namespace(options)!r} of {settings.server(options)} is held or waited for",
+            event="empty",
+            namespace=settings.namespace(options),
+            server=settings.server(options),
+        )
     return 0
 
 
@@ -156,7 +181,7 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
         what = f"{holder.permits} permits, " if holder.permits > 1 else ""
         ends = "never" if holder.remaining == math.inf else f"in {seconds(holder.remaining)}"
         lines.append(
-            f"  held by {clean(holder.label)} ({what}token {holder.token or '-'}) for {seconds(age(holder))}, "
+            f"  held by {clean(named(holder))} ({what}token {holder.token or '-'}) for {seconds(age(holder))}, "
             f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends {ends}; "
             f"waiting in its process: {'-' if holder.local_waiters is None else holder.local_waiters}"
         )
@@ -164,13 +189,13 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
         what = f"{kept.permits} permits are kept" if kept.permits > 1 else "kept"
         lines.append(
             f"  {what} without a holder until {kept.until.astimezone():%Y-%m-%d %H:%M:%S}, for {seconds(time_left(kept))} more; "
-            f"released by {clean(kept.last_holder)}"
+            f"released by {clean(named(kept))}"
         )
     if not info.holders and not info.kept:
         lines.append(f"  {clean(info.unreadable) or 'not held'}")
     for position, waiting in enumerate(info.waiters, start=1):
         what = f" ({waiting.permits} permits)" if waiting.permits > 1 else ""
-        lines.append(f"  {position}. in the queue: {clean(waiting.label)}{what}")
+        lines.append(f"  {position}. in the queue: {clean(named(waiting))}{what}")
     return lines
 
 
@@ -179,10 +204,15 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
 
     Cancelling it closes the client, and leaves open whether the lock was taken away.
     """
-    client = settings.connect(options)
+    client, token = settings.connect(options), options.token
     candidates = settings.locks(client, options)
+    candidates[0]._check_force(token)  # noqa: SLF001 - not for programs, which have the lock alone
     async with client:
         held = [(lock, info) for lock, info in await _in_use(candidates) if info.locked]
+        if token is not None:
+            seen, held = held, [(lock, one) for lock, info in held if (one := _under(info, token)).holders]
+            if not held:
+                raise Ended(NOT_ACQUIRED, _over(options.name, token, [info for _, info in seen]))
         if not held:
             raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held")
         if len(held) > 1:
@@ -193,13 +223,14 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
         [(lock, info)] = held
         if not options.yes and sys.stdin.isatty() and not await _agreed(info, output):
             raise Ended(NOT_ACQUIRED, "nothing was done")
-        taken = await lock.force_release()
-    if not taken:
-        raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held any more")
+        if not await lock.force_release(token):
+            if token is not None:
+                raise Ended(NOT_ACQUIRED, _over(options.name, token, [await lock.inspect()]))
+            raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held any more")
     if output.json:
         output.document({"released": True, **_as_json(info)})
     else:
-        who = ", ".join(clean(holder.label) for holder in info.holders)
+        who = ", ".join(clean(named(holder)) for holder in info.holders)
         if who or not info.kept:
             holders = f"{who}, which is notified" if who else "holders that cannot be read"
             output.line(f"{clean(options.name)} was taken from {holders}")
@@ -208,8 +239,19 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def _under(info: LockInfo, token: int) -> LockInfo:
+    """Return a lock with no more than the hold that has a token."""
+    return replace(info, holders=tuple(one for one in info.holders if has_token(one, token)), kept=())
+
+
+def _over(name: str, token: int, infos: Sequence[LockInfo]) -> str:
+    """Say that no hold has a token any more, and who holds the lock now."""
+    now = [state_of(info) for info in infos if info.locked]
+    return f"nothing was done: no holder of {shorten(name)} has token {token}; it is {' and '.join(now) or 'not held'}"
+
+
 async def _agreed(info: LockInfo, output: Output) -> bool:
-    who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
+    who = ", ".join(f"{clean(named(holder))} ({seconds(age(holder))})" for holder in info.holders)
     if who or not info.kept:
         who = f"held by {who or 'holders that cannot be read'}, which may still be at work when the next holder begins"
     else:

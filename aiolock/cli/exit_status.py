@@ -1,4 +1,4 @@
-"""Exit statuses, with the numbers of flock, shells and sysexits.h."""
+"""Exit statuses, with the numbers of flock, timeout, shells and sysexits.h."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ __all__ = [
     "LOST",
     "NOT_ACQUIRED",
     "NOT_FOUND",
+    "OVERDUE",
     "TABLE",
     "UNAVAILABLE",
     "USAGE",
@@ -41,6 +42,7 @@ INTERNAL = 70
 EXHAUSTED = 71
 CANNOT_WRITE = 74
 LOST = 75
+OVERDUE = 124
 CANNOT_RUN = 126
 NOT_FOUND = 127
 
@@ -49,6 +51,7 @@ exit status:
   of run: that of the command (128+n if signal n killed it), or
   {NOT_ACQUIRED:3}    the lock was not free in time (another number with -E)
   {LOST:3}    the lock was lost, and the command was stopped or had overlapped
+  {OVERDUE:3}    the command was stopped because it ran for longer than --max-hold
   {CANNOT_RUN:3}    the command cannot be run
   {NOT_FOUND:3}    there is no such command
   128+n  signal n came before the command was started, or while the lock was released

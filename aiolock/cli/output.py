@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
 from aiolock.cli.exit_status import CANNOT_WRITE, Ended
+from aiolock.core.present import named
 from aiolock.types import Holder, Kept, LockInfo
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "prepare",
     "seconds",
     "silence",
+    "state_of",
     "time_left",
     "width",
 ]
@@ -173,7 +175,7 @@ def holder_of(info: LockInfo) -> str:
     if not info.holders:
         return ""
     first, *others = info.holders
-    return clean(first.label) + (f" and {len(others)} more" if others else "")
+    return clean(named(first)) + (f" and {len(others)} more" if others else "")
 
 
 def time_left(kept: Kept) -> float:
@@ -183,8 +185,21 @@ def time_left(kept: Kept) -> float:
 
 def kept_after(info: LockInfo) -> str:
     """Say that a lock is kept, and by whom it was released."""
-    last = dict.fromkeys(clean(kept.last_holder) for kept in info.kept)
+    last = dict.fromkeys(clean(named(kept)) for kept in info.kept)
     return f"kept after {', '.join(last)}"
+
+
+def state_of(info: LockInfo) -> str:
+    """Say who holds a lock that is held or kept, and since when: ``held by web-3:4711 (token 17) for 3 m 05 s, since …``."""
+    if info.holders:
+        first, *others = info.holders
+        token = f" (token {first.token})" if first.token else ""
+        more = f", and by {len(others)} more" if others else ""
+        since = f"{first.since.astimezone():%Y-%m-%d %H:%M:%S}"
+        return f"held by {clean(named(first))}{token} for {seconds(age(first))}, since {since}{more}"
+    if info.kept:
+        return f"{kept_after(info)}, for {seconds(max(map(time_left, info.kept)))} more"
+    return f"held by holders that cannot be read ({clean(info.unreadable)})"
 
 
 # --- output

@@ -53,6 +53,7 @@ def _pair(text: str) -> tuple[int, int]:
 _seconds = _checked(float, lambda value: 0 <= value < math.inf, "a number of seconds, such as 10 or 0.5")
 _positive = _checked(float, lambda value: 0 < value < math.inf, "a number of seconds above 0")
 _status = _checked(_whole, lambda value: value <= 255, "an exit status from 0 to 255")
+_token = _checked(_whole, lambda value: value < 2**64, "a fencing token, a whole number")
 _permits = _checked(
     _pair, lambda pair: 1 <= pair[0] <= pair[1], "a number of permits and their limit, such as 1/3"
 )
@@ -180,7 +181,7 @@ def _common(parser: Parser, *, server: bool = True) -> None:
             type=_given,
             help="the namespace of the locks (default: $AIOLOCK_NAMESPACE, else aiolock)",
         )
-        add("--label", help="the name of this process for others (default: host:pid)")
+        add("--label", help="the name of this process for others, beside its host and process id")
     add("--json", action="store_true", help="data on stdout and messages on stderr, both as JSON")
     add("-v", "--verbose", action="store_true", help="report progress on stderr")
 
@@ -205,6 +206,10 @@ def _run(parser: Parser) -> None:
     add("--on-loss", choices=("term", "kill", "warn"), default="term", help=about)
     about = "seconds between TERM and KILL (5, or a quarter of a short ttl)"
     add("--kill-after", type=_seconds, metavar="S", help=about)
+    about = "stop a command that hangs: after S seconds it gets TERM, and KILL --kill-after later; exit status 124"
+    add("--max-hold", type=_positive, metavar="S", help=about)
+    about = "keep the lock for S seconds from its grant if the command ends by itself sooner: others skip it for so long"
+    add("--at-least", type=_seconds, default=0.0, metavar="S", help=about)
     add("-c", "--command", dest="command_string", metavar="STRING", help="run STRING by the shell")
     # Children that outlive COMMAND never hold the lock, which is what -o is for.
     add("-o", "--close", action="store_true", help="no effect: accepted for compatibility with flock")
@@ -232,6 +237,8 @@ def _family(parser: Parser) -> None:
 
 def _force(parser: Parser) -> None:
     _family(parser)
+    about = "only from the holder that has this fencing token, as ls and inspect show it; none that came after it is harmed"
+    parser.add_argument("--token", type=_token, metavar="N", help=about)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask, also on a terminal")
 
 
@@ -305,6 +312,9 @@ would wait for this one is refused at once.
         """\
 The holder is notified that it has lost the lock, and the next in the queue gets it at once. The two can overlap:
 fencing tokens keep their writes apart. A dead holder's lock is free after its ttl without this.
+
+With --token N, the lock is taken only from the holder that inspect has shown with that token. If that hold is over, nothing is
+done, the present holder is named, and the status is 1.
 """,
     ),
     "doctor": _Command(

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import aiolock
 from aiolock.backends import redact
+from aiolock.core.present import caller_of
 from aiolock.errors import ConfigError, Redacted, forgets_arguments, shorten
 from aiolock.lock import Lock
 
@@ -60,12 +61,12 @@ def connect(options: argparse.Namespace, **more: Any) -> aiolock.Client:
     """Return a client that is not open yet; ``more`` goes to :func:`aiolock.connect`."""
     addresses = url(options).split()
     where = addresses if len(addresses) > 1 else url(options)
-    return aiolock.connect(where, **{"namespace": namespace(options), "label": label(options), **more})
+    return aiolock.connect(where, **{"namespace": namespace(options), "label": options.label, **more})
 
 
 def label(options: argparse.Namespace) -> str:
     """Return ``--label``, or host and process id."""
-    return f"{socket.gethostname()}:{os.getpid()}" if options.label is None else options.label
+    return caller_of(socket.gethostname(), os.getpid()) if options.label is None else options.label
 
 
 def server(options: argparse.Namespace) -> str:

@@ -19,6 +19,7 @@ from aiolock.cli.output import Output, cut, lay_out
 from aiolock.cli.run.signals import LEAVE, SignalQueue, size, stop
 from aiolock.client import Client
 from aiolock.clock import system_clock
+from aiolock.core.present import named
 from aiolock.errors import BackendError
 from aiolock.types import Holder, Kept, LockInfo
 
@@ -34,7 +35,7 @@ def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[d
 
     ``waiting`` is the length of the queue, or the number of waiters in the processes of the holders, if either has changed.
 
-    A hold is identified by its token and label. A hold that began *and* ended in between is missed.
+    A hold is identified by its token, label and process. A hold that began *and* ended in between is missed.
     """
     old = {_key(info): info for info in before}
     new = {_key(info): info for info in after}
@@ -50,6 +51,8 @@ def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[d
                 "name": key[0],
                 "family": key[1],
                 "label": kept.last_holder,
+                "host": kept.host,
+                "pid": kept.pid,
                 "permits": kept.permits,
                 "until": kept.until.isoformat(),
                 **_waiting(now),
@@ -68,16 +71,16 @@ def _key(info: LockInfo) -> tuple[str, str]:
 
 
 def _holders(info: LockInfo | None) -> dict[tuple[int, str], Holder]:
-    return {} if info is None else {(holder.token, holder.label): holder for holder in info.holders}
+    return {} if info is None else {(holder.token, named(holder)): holder for holder in info.holders}
 
 
 def _begun(was: LockInfo | None, now: LockInfo | None) -> list[Kept]:
     """Return what is kept now and was not before; its end, computed from what is left, is never quite the same twice."""
-    known = Counter((one.last_holder, one.permits) for one in (was.kept if was else ()))
+    known = Counter((named(one), one.permits) for one in (was.kept if was else ()))
     begun = []
     for one in now.kept if now else ():
-        known[one.last_holder, one.permits] -= 1
-        if known[one.last_holder, one.permits] < 0:
+        known[named(one), one.permits] -= 1
+        if known[named(one), one.permits] < 0:
             begun.append(one)
     return begun
 
@@ -94,6 +97,8 @@ def _event(what: str, key: tuple[str, str], holder: Holder, now: LockInfo | None
         "name": key[0],
         "family": key[1],
         "label": holder.label,
+        "host": holder.host,
+        "pid": holder.pid,
         "token": holder.token or None,
         "mode": holder.mode,
         "permits": holder.permits,

@@ -53,7 +53,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for a lock: name, kind, ttl (seconds that the server keeps it without renewal) and the label of the caller.
+    """A request for a lock: name, kind, ttl (seconds that the server keeps it without renewal) and a text that says who asks.
+
+    The text, ``label``, has host and process in front of the caller's label, and at most 360 bytes; a backend stores it as it is, and returns it as
+    the label of holders and waiters.
 
     ``fair`` asks for one token instead of a block of tokens: the lock is not handed over inside the client.
     ``life`` is for how many seconds a hold stands that is not renewed; it is infinite if the client renews the hold. ``grace`` is
@@ -257,6 +260,8 @@ class EventKind(Enum):
     """Holds may be gone, because the connection broke: renew them now to find out."""
     REQUESTED = "requested"
     """The holder is asked to release; ``text`` is the reason."""
+    FAILING = "failing"
+    """A renewal has failed, and the hold is certain for a while; ``text`` is the error. From the renewal scheduler, not from backends."""
 
 
 class Event(NamedTuple):

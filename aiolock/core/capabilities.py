@@ -23,6 +23,7 @@ __all__ = [
     "CallerLock",
     "Capability",
     "Confirmation",
+    "Content",
     "Diagnosis",
     "Downgrade",
     "Entry",
@@ -36,6 +37,7 @@ __all__ = [
     "UnreadableLock",
     "decode_register",
     "diagnose",
+    "encode_register",
 ]
 
 C = TypeVar("C", bound=Claim)
@@ -100,13 +102,25 @@ class Administration(Capability):
     keeps_values: bool = False
     """True if :meth:`inspect` returns :attr:`Request.value` of the holders; known without I/O."""
 
+    def check_tokens(self, what: str, advice: str) -> None:
+        """Raise :class:`UnsupportedKind` for ``what`` if the server does not know the tokens of holders. No I/O."""
+        if not self.shows_tokens:
+            raise UnsupportedKind(
+                what, self.name, f"the server does not know the tokens of holders; {advice}"
+            )
+
     @abstractmethod
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holders of a lock and its waiters."""
 
     @abstractmethod
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Take a lock from its holders and give it to the next in the queue; return whether there was a holder."""
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """Take a lock from its holders and give it to the next in the queue; return whether there was a holder.
+
+        With ``token``, only from the hold that has it, by :func:`~aiolock.core.present.has_token`: what ends is decided by
+        the server in one atomic step, or named by an id that no other hold ever has. It is called with one only if
+        :attr:`shows_tokens`.
+        """
 
     @abstractmethod
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
@@ -162,17 +176,35 @@ class Entry(NamedTuple):
     stamp: str
 
 
-def decode_register(value: bytes) -> tuple[dict[str, Any], dict[str, int]] | None:
-    """Return the body of a register, and the number of the last write of each writer; ``None`` for an unknown format."""
+class Content(NamedTuple):
+    """The content of a register of this library."""
+
+    body: dict[str, Any]
+    """The latch or barrier; empty if the register does not exist."""
+    writes: list[str]
+    """The ids of the latest writes."""
+    number: int
+    """The number of writes so far."""
+
+
+def decode_register(value: bytes) -> Content | None:
+    """Return the content of a register; ``None`` for an unknown format."""
     if not value:
-        return {}, {}
+        return Content({}, [], 0)
     try:
         whole = json.loads(value)
-        if whole["v"] != 1 or type(whole["body"]) is not dict or type(whole["seen"]) is not dict:
+        content = Content(whole["body"], whole["writes"], whole["n"])
+        if whole["v"] != 2 or [type(part) for part in content] != [dict, list, int]:
             return None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return whole["body"], whole["seen"]
+    return content
+
+
+def encode_register(content: Content) -> bytes:
+    """Return the value of a register."""
+    whole = {"v": 2, "n": content.number, "writes": content.writes, "body": content.body}
+    return json.dumps(whole, separators=(",", ":")).encode()
 
 
 ABSENT = Entry(b"", "")

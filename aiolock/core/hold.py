@@ -450,6 +450,12 @@ class Hold:
             # Lost between the grant and this step.
             self.observed.lost(self.loss, runtime.clock())
 
+    def renewal_failed(self, error: str) -> None:
+        """Report to the callbacks of the client that a renewal failed, while the hold is certain."""
+        now = self.parent.runtime.clock()
+        if self.observed is not None and self.open and self.validity.until > now:
+            self.observed.renewal_failed(error, self.validity.until, now)
+
     # --- requests to release
 
     @property

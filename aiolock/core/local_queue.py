@@ -53,7 +53,24 @@ Waiter = asyncio.Future[Hold | None]
 
 
 class QueueState(Enum):
-    """The state of a local queue."""
+    """The state of a local queue.
+
+    ============== ================================================ =============================================================
+    State          Event                                            Next state
+    ============== ================================================ =============================================================
+    ``IDLE``       the first task asks                              ``REQUESTING``
+    ``REQUESTING`` granted                                          ``HELD``
+    ``REQUESTING`` refused, and tasks wait                          ``WAITING``
+    ``REQUESTING`` refused, or not answered in time: none waits     ``ENDED``
+    ``REQUESTING`` error that no retry mends                        ``ENDED``
+    ``WAITING``    a grant was pushed                               ``HELD``
+    ``WAITING``    any other message, poll, or connection that came ``REQUESTING``
+    ``WAITING``    the last waiter gives up                         ``ENDED``
+    ``HELD``       the holder leaves, and may hand over             ``HELD``, with the next waiter
+    ``HELD``       the holder leaves, or the hold is lost           ``REQUESTING`` with a new claim if tasks wait, else ``ENDED``
+    any            the client is closed                             ``ENDED``
+    ============== ================================================ =============================================================
+    """
 
     IDLE = "idle"
     REQUESTING = "requesting"
@@ -234,7 +251,7 @@ class LocalQueue:
         self._task: asyncio.Task[None] | None = None
         """The task of the client that sends a request; ``None`` while the first task does."""
         self._label: str | None = None
-        """The label of the present lease, once the hold was given to a waiter; else it is that of the request."""
+        """The label of the lock object whose waiter got the hold, or empty; ``None`` before the first: it is that of the request."""
         self._known = False
         """True once the server has answered: from then on waiters survive an outage."""
         self._queued = False
@@ -256,6 +273,11 @@ class LocalQueue:
     def waiting(self) -> int:
         """The number of tasks that wait."""
         return 0 if self._waiters is None else len(self._waiters.waiting())
+
+    @property
+    def ended(self) -> bool:
+        """True if no task can hold or wait here any more."""
+        return self._state is _ENDED
 
     def inside(self, name: str, task: Task) -> bool:
         """Test whether ``task`` is in a block under permits of the semaphore ``name``."""
@@ -572,7 +594,7 @@ class LocalQueue:
         if first is None:
             return False
         waiter, options = first
-        self._reason, self._label = reason, options.label or self.runtime.label
+        self._reason, self._label = reason, options.label
         waiter.set_result(self._lend(options, now))
         return True
 
@@ -653,10 +675,11 @@ class LocalQueue:
         hold, waiting, label = self._hold, self.waiting, self._label
         if hold is None or (label is None and not waiting):
             return None
-        return PresentLease(hold.token, now - self._since, label or self._request.label, waiting)
+        who = self._request.label if label is None else self.runtime.identity(label)
+        return PresentLease(hold.token, now - self._since, who, waiting)
 
     def __call__(self, event: Event) -> None:
-        """Pass a loss, or a request to release, on to the hold.
+        """Pass a loss, a request to release, or a renewal that failed, on to the hold.
 
         After a loss, tasks that wait request again. After ``max_hold`` or a loss with ``grace``, the lock stays until the
         holder leaves or the ttl ends.
@@ -666,6 +689,9 @@ class LocalQueue:
         if event.kind is EventKind.REQUESTED:
             if hold is not None:
                 hold.request(event.text)
+        elif event.kind is EventKind.FAILING:
+            if hold is not None:
+                hold.renewal_failed(event.text)
         elif validity is not None and not validity.over:
             if hold is not None:
                 hold.lose(event.reason)

@@ -80,7 +80,7 @@ class Validity(Certainty):
     def __init__(self, claim: Claim, grant: Grant, now: float, report: Callable[[Event], None]) -> None:
         self.claim: Claim = claim
         self.report: Callable[[Event], None] = report
-        """Called with the loss and each request to release. While the validity is not ``over``, a loss is that of the holder:
+        """Called with the loss, each request to release and each renewal that failed. While the validity is not ``over``, a loss is that of the holder:
         by ``max_hold`` or ``grace``, earlier than the server may grant the lock to another client."""
         self.present: Callable[[float], PresentLease | None] | None = None
         """Returns the present lease at a time, for the server; ``None`` while only the first lease of the grant can be present."""
@@ -479,6 +479,11 @@ class RenewalScheduler:
             # One may have been released while other batches were under way.
             for validity in [validity for validity in those if not validity.over]:
                 self._await_answer(validity, now + validity.retry_after(validity.pace / 10, now) * share)
+        # After that, because a callback of the application may end the program.
+        for why, those in failed.items():
+            for validity in those:
+                if validity.renewed and not validity.over:
+                    self._report(validity, Event(EventKind.FAILING, validity.claim, text=why))
 
     async def _renew_batch(self, batch: list[Validity], failed: dict[str, list[Validity]]) -> None:
         """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error.

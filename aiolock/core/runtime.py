@@ -7,7 +7,7 @@ with the client, and log an error that ends them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from enum import Enum
 from random import Random
 from threading import get_ident
@@ -20,12 +20,13 @@ from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import Hooks
 from aiolock.core.limiter import Limiter
 from aiolock.core.logs import Log, Outages, get_logger
-from aiolock.core.register_writer import RegisterWriter
+from aiolock.core.present import labelled_by
+from aiolock.core.register import SharedRegister
 from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.core.wakeup import current_task
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, closed_error, copy_of, shorten
-from aiolock.metrics import Histogram, no_losses
+from aiolock.metrics import Figures, Histogram, TemplateCounter, no_losses
 from aiolock.types import Family
 
 __all__ = ["Contender", "Generations", "OpeningState", "Runtime", "State", "Stats", "current_task"]
@@ -34,6 +35,9 @@ T = TypeVar("T")
 
 ASKING = 100
 """Limit of repeated requests under way: few enough to be answered within a short ttl, and enough for a slow connection."""
+
+REPORT_EVERY = 1.0
+"""Seconds between the reports of figures."""
 
 log: Log = get_logger("aiolock")
 
@@ -48,11 +52,16 @@ class State(Enum):
 
 
 class Contender(Protocol):
-    """A local queue or register writer: it may have a claim, and gives it up when the client is closed."""
+    """A local queue or shared register: it may have a claim, and gives it up when the client is closed."""
 
     @property
     def waiting(self) -> int:
         """The number of tasks that wait for it."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """True if it has no claim and no task waits for it any more."""
         ...
 
     def close(self) -> Claim | None:
@@ -72,15 +81,16 @@ class Stats:
     """Counters since the client was opened, for a metrics exporter."""
 
     __slots__ = (
-        *("acquired", "cleanups", "holds", "losses", "lost"),
-        *("passed", "released", "timeouts", "waited", "waits"),
+        *("acquired", "cleanups", "holds", "losses", "lost", "passed", "released"),
+        *("skipped_by_template", "timeouts_by_template", "waited", "waits"),
     )
 
     def __init__(self) -> None:
         self.acquired: int = 0
         self.released: int = 0
         self.passed: int = 0
-        self.timeouts: int = 0
+        self.timeouts_by_template: TemplateCounter = TemplateCounter()
+        self.skipped_by_template: TemplateCounter = TemplateCounter()
         self.lost: int = 0
         self.losses: dict[LossReason, int] = no_losses()
         self.cleanups: int = 0
@@ -90,13 +100,19 @@ class Stats:
 
 
 class Generations:
-    """The latest opening of one client, and its callbacks: for its lock objects, which outlive each opening."""
+    """The latest opening of one client, and what outlives each opening: its callbacks, and who is given its figures."""
 
-    __slots__ = ("hooks", "latest")
+    __slots__ = ("hooks", "latest", "reporters")
 
     def __init__(self) -> None:
         self.latest: Runtime
         self.hooks: Hooks = Hooks()
+        self.reporters: list[Callable[[Runtime], None]] = []
+
+    def report_to(self, reporter: Callable[[Runtime], None]) -> None:
+        """Have ``reporter`` called on the loop of each opening once a second, and when it is closed. In any thread; no I/O."""
+        self.reporters.append(reporter)
+        self.latest.begin_reports()
 
 
 class OpeningState(Generic[T]):
@@ -125,6 +141,7 @@ class Runtime(OneProcess):
         random: Random,
         command_timeout: float,
         label: str,
+        caller: str,
         generations: Generations | None = None,
         outages: Outages | None = None,
     ) -> None:
@@ -137,6 +154,9 @@ class Runtime(OneProcess):
         self.random = random
         self.command_timeout = command_timeout
         self.label = label
+        """The label of the client; may be empty."""
+        self.caller = caller
+        """Host and process, as servers keep them."""
         self.state: State = State.NEW
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = 0
@@ -147,11 +167,11 @@ class Runtime(OneProcess):
         self.shared: dict[str, Contender] = {}
         """Local queues that other tasks join, by the key of their request."""
         self.contenders: dict[Contender, None] = {}
-        """Local queues of single tasks, and register writers; in order, so that closing is the same in every run."""
-        self.writers: dict[tuple[str, str], RegisterWriter] = {}
-        """The writers of registers, by family and name."""
+        """Local queues of single tasks, and shared registers; in order, so that closing is the same in every run."""
+        self.registers: dict[tuple[str, str], SharedRegister] = {}
+        """The registers in use, by family and name."""
         self.writing: set[asyncio.Task[None]] = set()
-        """The tasks that run a writer."""
+        """The tasks that work on a register."""
         self.kept: dict[OpeningState[Any], Any] = {}
         """State that belongs to other modules; see :class:`OpeningState`."""
         self.connect: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -174,11 +194,32 @@ class Runtime(OneProcess):
             spawn=self.spawn,
             alive=lambda: not self.forked and self.state is not State.CLOSED,
         )
+        self._reporting: asyncio.Task[None] | None = None
+
+    def identity(self, label: str) -> str:
+        """Return the text by which servers show a request of this client; an empty label is that of the client."""
+        return labelled_by(self.caller, label or self.label)
 
     @property
     def contending(self) -> list[Contender]:
-        """All local queues and register writers."""
+        """All local queues and shared registers."""
         return [*self.shared.values(), *self.contenders]
+
+    def end(self) -> Iterator[None]:
+        """Close all contenders, then release their claims; yield in between, so that other tasks of the program can go on.
+
+        To end ten thousand holds takes a quarter of a second.
+        """
+        claims = []
+        for number, contender in enumerate(self.contending, 1):
+            if not contender.ended and (claim := contender.close()) is not None:
+                claims.append(claim)
+            if number % 200 == 0:
+                yield
+        for number, claim in enumerate(claims, 1):
+            self.clean_up(claim)
+            if number % 200 == 0:
+                yield
 
     def in_use(self) -> bool:
         """Test whether something holds or waits for a lock."""
@@ -280,38 +321,86 @@ class Runtime(OneProcess):
         self.become(State.CLOSED)
         for contender in self.contending:
             contender.end_without_loop()
+        self.report()
         self.tasks.clear()
         self.cleanups.clear()
         self.scheduler.close()
         self.backend.abandon()
 
-    def writer(self, name: str, family: Family, keep: float) -> RegisterWriter:
-        """Return this client's writer of a register, which the server keeps for ``keep`` seconds after its last write."""
+    # --- figures
+
+    def figures(self) -> Figures:
+        """Return counters since this opening began, and gauges of this moment."""
+        stats = self.stats
+        return {
+            "held": len(self.scheduler),
+            "waiting": sum(contender.waiting for contender in self.contending),
+            "acquired": stats.acquired,
+            "released": stats.released,
+            "passed": stats.passed,
+            "waited": stats.waited,
+            "timeouts": sum(stats.timeouts_by_template.values()),
+            "timeouts_by_template": dict(stats.timeouts_by_template),
+            "skipped": sum(stats.skipped_by_template.values()),
+            "skipped_by_template": dict(stats.skipped_by_template),
+            "lost": stats.lost,
+            "renewals": self.scheduler.renewals,
+            "renewal_failures": self.scheduler.failures,
+            "cleanups": stats.cleanups,
+            "losses": dict(stats.losses),
+            "waits": stats.waits.snapshot(),
+            "holds": stats.holds.snapshot(),
+            "slack": self.scheduler.slack.snapshot(),
+        }
+
+    def begin_reports(self) -> None:
+        """Report the figures from now on if there are reporters and the client is open. In any thread."""
+        loop = self.loop
+        if self.generations.reporters and self.state is State.OPEN and not self.forked:
+            assert loop is not None  # noqa: S101 - it is open
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._begin_reports)
+
+    def _begin_reports(self) -> None:
+        if self._reporting is None and self.state is State.OPEN:
+            self._reporting = self.spawn(self._report_periodically(), "aiolock-report")
+
+    async def _report_periodically(self) -> None:
+        """Report the figures until cancelled."""
+        while True:
+            self.report()
+            await asyncio.sleep(REPORT_EVERY)
+
+    def report(self) -> None:
+        """Call the reporters; an error of one is logged and harms no lock."""
+        for reporter in () if self.forked else self.generations.reporters:
+            try:
+                reporter(self)
+            except Exception as error:  # noqa: BLE001 - code and files of others
+                log.error("the figures of a client could not be reported: %r", error)
+
+    def register(self, name: str, family: Family, keep: float) -> SharedRegister:
+        """Return a register as this client shares it, which the server keeps for ``keep`` seconds after its last write."""
         key = family.value, name
-        found = self.writers.get(key)
+        found = self.registers.get(key)
         if found is None or found.ended:
-            found = self.writers[key] = RegisterWriter(
-                RegisterStore.of(self.backend, family.value).register(name, family),
-                name,
-                family,
-                keep=keep,
-                timeout=self.command_timeout,
-                clock=self.clock,
-                random=self.random,
+            store = RegisterStore.of(self.backend, family.value)
+            found = self.registers[key] = SharedRegister(
+                store.register(name, family), name, family, keep, self
             )
             self.contenders[found] = None
-            task = self.spawn(self._write(key, found), f"aiolock-{family.value}")
+            task = self.spawn(self._work(key, found), f"aiolock-{family.value}")
             self.writing.add(task)
             task.add_done_callback(self.writing.discard)
         return found
 
-    async def _write(self, key: tuple[str, str], writer: RegisterWriter) -> None:
+    async def _work(self, key: tuple[str, str], register: SharedRegister) -> None:
         try:
-            await writer.run()
+            await register.run()
         finally:
-            self.contenders.pop(writer, None)
-            if self.writers.get(key) is writer:
-                del self.writers[key]
+            self.contenders.pop(register, None)
+            if self.registers.get(key) is register:
+                del self.registers[key]
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` as a task of the client."""

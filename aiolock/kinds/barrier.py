@@ -1,26 +1,25 @@
 """Cyclic barrier: parties wait for each other, round after round.
 
-A round ends in one of two ways. It is *passed* when all parties are inside and then every client that has some has confirmed
-it with another write: a client that died before the last party arrived does not confirm, so its parties are not counted. It is
-*broken* when a party gives up, or when other clients see for a ttl that a client's heartbeat does not
-change. Either way the next round begins. Each observer measures with its own clock, so that no two clocks have to agree.
+A round ends in one of two ways. It is *passed* when all parties are inside and then each of them has confirmed it: one that
+died before the last party arrived does not confirm, so it is not counted. It is *broken* when a party gives up, or when other
+parties see for its ttl that its heartbeat does not change. Either way the next round begins. Each observer measures with its
+own clock, so that no two clocks have to agree.
 
-The body of the register has ``parties``, ``round`` (a number), ``inside`` (client -> ``ids`` of its parties, ``beat``,
-``ttl``, ``label``, ``here``) and ``broken`` (the last broken rounds, each with the reason).
+The body of the register has ``parties``, ``round`` (a number), ``inside`` (the parties: id -> ``[count, ttl, label, confirmed]``)
+and ``broken`` (the last broken rounds, each with the reason).
 
 One file, because a party applies these rules to the register and judges the result by them."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Mapping
+import secrets
 from functools import partial
 
-from aiolock.core.register_writer import LATE, Body, Late, RegisterWriter
-from aiolock.core.runtime import Generations, OpeningState, Runtime
-from aiolock.errors import BackendRefused, BarrierBroken, ConfigError, WaitTimeout, shorten
+from aiolock.core.register import LATE, Body, Late, RegisterFull, SharedRegister
+from aiolock.core.runtime import Generations, Runtime
+from aiolock.errors import BarrierBroken, ConfigError, WaitTimeout, shorten
 from aiolock.lock import Handle
 from aiolock.types import BARRIER
 from aiolock.validation import check_timeout
@@ -29,12 +28,12 @@ __all__ = [
     "MISSED",
     "PASSED",
     "Barrier",
-    "Heartbeats",
     "arrive",
     "broken",
     "dead",
     "full",
     "heartbeat",
+    "inside",
     "leave",
     "outcome",
     "refuse",
@@ -43,16 +42,12 @@ __all__ = [
 
 KEEP = 86_400.0
 """Seconds after its last use for which a barrier keeps its number of parties."""
-
 GRACE = 0.05
 """Seconds after its timeout in which a party finds out whether the others have passed with it."""
-
 ENDS = 32
 """Number of broken rounds that are remembered."""
-
 LABEL = 24
-"""Bytes of a label in the register, so that 500 clients fit whatever their labels are."""
-
+"""Bytes of a label in the register, so that 1,000 parties fit whatever their labels are."""
 REASON = 60
 """Bytes of a reason in the register."""
 
@@ -60,21 +55,10 @@ PASSED = ""
 MISSED = -1
 """The round of a party that was not the last, and so did not arrive."""
 Heartbeats = dict[str, tuple[int, float]]
-"""The last heartbeat of each client, and the time at which it was seen first, by the observer's clock."""
+"""The last heartbeat of each party, and the time at which it was seen first, by the observer's clock."""
 
 
 # --- rounds: pure functions of the body
-
-
-def _opened(body: Body, name: str, parties: int) -> Body:
-    if not body:
-        return {"parties": parties, "round": 1, "inside": {}, "broken": []}
-    if body["parties"] != parties:
-        raise ConfigError(
-            f"barrier {shorten(name)} has {body['parties']} parties, not {parties}: every client has to name the same number; "
-            "for another one, take another name"
-        )
-    return body
 
 
 def short(text: str, most: int = LABEL) -> str:
@@ -86,19 +70,12 @@ def short(text: str, most: int = LABEL) -> str:
 
 def inside(body: Body) -> int:
     """Return the number of parties inside."""
-    return sum(len(entry["ids"]) for entry in body["inside"].values()) if body else 0
+    return len(body["inside"]) if body else 0
 
 
 def full(body: Body) -> bool:
-    """Test whether all parties are inside, so that the clients confirm the round."""
+    """Test whether all parties are inside, so that they confirm the round."""
     return bool(body) and inside(body) >= body["parties"]
-
-
-def missing(body: Body) -> int:
-    """Return how many parties have to arrive, or how many clients to confirm; 0 for a barrier without a party."""
-    if full(body):
-        return sum(not entry["here"] for entry in body["inside"].values())
-    return body["parties"] - inside(body) if body else 0
 
 
 def _ended(body: Body, why: str) -> Body:
@@ -106,55 +83,48 @@ def _ended(body: Body, why: str) -> Body:
     return {**body, "round": body["round"] + 1, "inside": {}, "broken": ends}
 
 
-def _passed_if_confirmed(body: Body) -> Body:
-    """End the round as passed if every client has confirmed it."""
-    if full(body) and all(entry["here"] for entry in body["inside"].values()):
-        return _ended(body, PASSED)
-    return body
+def _with(body: Body, party: str, entry: list[object]) -> Body:
+    """Return the body with a party's entry; the round is passed if it is full and each party has confirmed it."""
+    after = {**body, "inside": {**body["inside"], party: entry}}
+    if full(after) and all(confirmed for *_, confirmed in after["inside"].values()):
+        return _ended(after, PASSED)
+    return after
 
 
 def arrive(
-    body: Body, name: str, parties: int, me: str, party: int, ttl: float, label: str, *, last: bool = False
+    body: Body, name: str, parties: int, party: str, ttl: float, label: str, *, last: bool = False
 ) -> tuple[Body | None, tuple[int, int]]:
-    """Add a party of client ``me``; return the new body (``None``: leave it), the round, and how many parties were inside before.
+    """Add a party; return the new body (``None``: leave it), the round, and how many parties were inside before.
 
-    For a party that is inside already the body is ``None``, and the other parties inside are counted. The round is 0 while a
-    full round is being confirmed: the party belongs to the next one, and has to arrive again. With ``last``, only the last
-    party of a round is added; otherwise the round is :data:`MISSED`. Raises :class:`ConfigError` for another number of parties.
+    The round is 0 while a full round is being confirmed: the party belongs to the next one, and has to arrive again. With
+    ``last``, only the last party of a round is added; otherwise the round is :data:`MISSED`. Raises :class:`ConfigError` for
+    another number of parties.
     """
-    body = _opened(body, name, parties)
+    body = body or {"parties": parties, "round": 1, "inside": {}, "broken": []}
+    if body["parties"] != parties:
+        raise ConfigError(
+            f"barrier {shorten(name)} has {body['parties']} parties, not {parties}: every client has to name the same number; "
+            "for another one, take another name"
+        )
     before = inside(body)
-    entry = body["inside"].get(me, {"ids": [], "beat": 0})
-    if party in entry["ids"]:
-        return None, (body["round"], before - 1)
     if last and before != parties - 1:
         return None, (MISSED, before)
     if full(body):
         return None, (0, 0)
-    mine = {
-        "ids": [*entry["ids"], party],
-        "beat": entry["beat"] + 1,
-        "ttl": ttl,
-        "label": label,
-        "here": before + 1 >= parties,
-    }
-    return _passed_if_confirmed({**body, "inside": {**body["inside"], me: mine}}), (body["round"], before)
+    return _with(body, party, [0, round(ttl, 3), label, int(before + 1 >= parties)]), (body["round"], before)
 
 
-def heartbeat(body: Body, me: str) -> tuple[Body | None, None]:
-    """Record that client ``me`` is alive, and confirm the round if it is full; a client that has confirmed needs no heartbeat."""
-    if not body or me not in body["inside"] or body["inside"][me]["here"]:
+def heartbeat(body: Body, party: str) -> tuple[Body | None, None]:
+    """Record that a party is alive, and confirm the round if it is full; a party that has confirmed needs no heartbeat."""
+    if not body or party not in body["inside"]:
         return None, None
-    entry = body["inside"][me]
-    entry = {**entry, "beat": entry["beat"] + 1, "here": full(body)}
-    return _passed_if_confirmed({**body, "inside": {**body["inside"], me: entry}}), None
+    count, ttl, label, confirmed = body["inside"][party]
+    return (None if confirmed else _with(body, party, [count + 1, ttl, label, int(full(body))])), None
 
 
-def leave(body: Body, me: str, parties: set[int], why: str) -> tuple[Body | None, None]:
-    """Break the round if one of these parties of client ``me`` is inside."""
-    if not body or me not in body["inside"] or not parties.intersection(body["inside"][me]["ids"]):
-        return None, None
-    return _ended(body, why), None
+def leave(body: Body, party: str, why: str) -> tuple[Body | None, None]:
+    """Break the round if the party is inside."""
+    return (_ended(body, why) if body and party in body["inside"] else None), None
 
 
 def refuse(body: Body, number: int) -> tuple[Body | None, None]:
@@ -164,32 +134,30 @@ def refuse(body: Body, number: int) -> tuple[Body | None, None]:
     return _ended(body, "there is no room for another party"), None
 
 
-def broken(body: Body, gone: Mapping[str, int]) -> tuple[Body | None, None]:
-    """Break the round if a client that was found dead is still inside with the same heartbeat."""
-    if not body:
-        return None, None
-    found = [client for client, last in gone.items() if body["inside"].get(client, {}).get("beat") == last]
-    if not found:
-        return None, None
-    labels = ", ".join(sorted(body["inside"][client]["label"] for client in found))
-    return _ended(body, f"no heartbeat of {labels}"), None
+def broken(body: Body, gone: dict[str, int]) -> tuple[Body | None, None]:
+    """Break the round if a party that was found dead is still inside with the same heartbeat."""
+    entries = body["inside"] if body else {}
+    found = {
+        entries[party][2] for party, count in gone.items() if party in entries and entries[party][0] == count
+    }
+    return (_ended(body, f"no heartbeat of {', '.join(sorted(found))}") if found else None), None
 
 
-def dead(body: Body, me: str, heartbeats: Heartbeats, now: float) -> dict[str, int]:
-    """Return the other clients that have not confirmed and whose heartbeat has not changed for their ttl, each with that heartbeat.
+def dead(body: Body, party: str, heartbeats: Heartbeats, now: float) -> dict[str, int]:
+    """Return the other parties that have not confirmed and whose heartbeat has not changed for their ttl, each with that heartbeat.
 
     Updates ``heartbeats``.
     """
-    clients = body["inside"] if body else {}
-    for client in [client for client in heartbeats if client not in clients]:
-        del heartbeats[client]
+    entries = body["inside"] if body else {}
+    for other in heartbeats.keys() - entries.keys():
+        del heartbeats[other]
     gone = {}
-    for client, entry in clients.items():
-        last, since = heartbeats.get(client, (-1, now))
-        if entry["beat"] != last:
-            heartbeats[client] = (entry["beat"], now)
-        elif client != me and not entry["here"] and now - since >= entry["ttl"]:
-            gone[client] = last
+    for other, (count, ttl, _, confirmed) in entries.items():
+        last, since = heartbeats.get(other, (-1, now))
+        if count != last:
+            heartbeats[other] = (count, now)
+        elif other != party and not confirmed and now - since >= ttl:
+            gone[other] = count
     return gone
 
 
@@ -244,8 +212,9 @@ class Barrier(Handle):
 
     @property
     def _label(self) -> str:
-        """The label of the barrier, or that of the client's latest opening, which differs after a fork."""
-        return short(self._generations.latest.label if self._own_label is None else self._own_label)
+        """The label of the barrier or of the client, else host and process of its latest opening, which differ after a fork."""
+        latest = self._generations.latest
+        return short(self._own_label or latest.label or latest.caller)
 
     def __repr__(self) -> str:
         return f"<Barrier {shorten(self._name)} of {self._parties} ttl={self._ttl:g}>"
@@ -256,7 +225,7 @@ class Barrier(Handle):
         Raises :class:`BackendError` if the server does not answer within the ``command_timeout``, and :class:`UnsupportedKind` on
         servers without barriers. Cancelling it changes nothing.
         """
-        return await self._writer().apply(lambda body: (None, inside(body)))
+        return await self._register().change(lambda body: (None, inside(body)))
 
     async def wait(self, timeout: float | None = None) -> int:
         """Arrive, wait for the others and pass with them; return how many parties came before, from 0.
@@ -277,25 +246,25 @@ class Barrier(Handle):
         """
         limit = check_timeout(timeout)
         left = await self._runtime().reach(limit)
-        writer = self._writer()
-        local = _LocalParties.of(self._runtime(), writer, self._ttl)
-        party = _Party(self, local, self._ttl, self._label, last=limit == 0)
-        # The last party still waits for the other clients to confirm.
+        register = self._register()
+        party = _Party(self, register, self._ttl, self._label, last=limit == 0)
+        # The last party still waits for the others to confirm.
         longest = left if limit != 0 else self._generations.latest.command_timeout
+        closing = partial(leave, party=party.id, why="the client of a party was closed")
         try:
-            before: int | Late | None = await writer.wait(party.condition, longest, party.arrival)
+            before: int | Late | None = await register.wait(party.condition, longest, party.arrival, closing)
             if isinstance(before, Late):
                 before = await party.late(f"a party timed out ({self._label})")
         except BarrierBroken:
             raise
         except BaseException as error:
-            if isinstance(error, BackendRefused) and writer.full:
-                # The others wait in vain: notify them, by a new writer.
-                self._writer().submit(partial(refuse, number=party.round))
+            if isinstance(error, RegisterFull):
+                # The others wait in vain.
+                self._register().change(partial(refuse, number=party.round))
             party.leave(f"a party was cancelled ({self._label})")
             raise
         finally:
-            local.parties.discard(party.number)
+            party.over = True
         if before is None:
             raise WaitTimeout("barrier", self._name, limit or 0.0, party.missing())
         return before
@@ -305,78 +274,19 @@ class Barrier(Handle):
         runtime.guard()
         return runtime
 
-    def _writer(self) -> RegisterWriter:
-        return self._runtime().writer(self._name, BARRIER.family, KEEP)
-
-
-class _LocalParties:
-    """The parties of one client: they share a heartbeat, and watch the other clients together."""
-
-    def __init__(self, runtime: Runtime, writer: RegisterWriter, ttl: float) -> None:
-        self._all = LOCAL_PARTIES.of(runtime)
-        self._all[writer] = self
-        self.writer = writer
-        self.parties: set[int] = set()
-        self._ttl = ttl
-        self._heartbeats: Heartbeats = {}
-        self._observed_at = writer.clock()
-        self._body: Body | None = None
-        self._confirmed = 0
-        """The round for which a confirmation was submitted."""
-        writer.rivals = missing
-        writer.on_close(lambda body: leave(body, writer.id, self.parties, "the client of a party was closed"))
-        asyncio.get_running_loop().call_later(ttl / 3, self._send_heartbeat)
-
-    @classmethod
-    def of(cls, runtime: Runtime, writer: RegisterWriter, ttl: float) -> _LocalParties:
-        """Return the parties of a client at one barrier."""
-        return LOCAL_PARTIES.of(runtime).get(writer) or cls(runtime, writer, ttl)
-
-    def _send_heartbeat(self) -> None:
-        if not self.writer.ended and self.parties:
-            self.writer.submit(partial(heartbeat, me=self.writer.id))
-            asyncio.get_running_loop().call_later(self._ttl / 3, self._send_heartbeat)
-        else:
-            del self._all[self.writer]
-
-    def _confirm(self) -> None:
-        if not self.writer.ended:
-            self.writer.submit(partial(heartbeat, me=self.writer.id), patient=True)
-
-    def observe(self, body: Body) -> None:
-        """Confirm a full round, and find dead clients, once for each version."""
-        if body is self._body:
-            return
-        self._body = body
-        writer, now = self.writer, self.writer.clock()
-        mine = body["inside"].get(writer.id) if body else None
-        if mine is not None and not mine["here"] and full(body) and self._confirmed != body["round"]:
-            self._confirmed = body["round"]
-            # One after the other, in the order in which they arrived: those that confirm at the same moment lose races.
-            before = list(body["inside"]).index(writer.id)
-            delay = min(before * writer.round, self._ttl / 3)
-            asyncio.get_running_loop().call_later(delay, self._confirm)
-        if now - self._observed_at > self._ttl * 2 / 3:
-            # This client was stopped or cut off, and has missed the heartbeats of the others.
-            self._heartbeats.clear()
-        self._observed_at = now
-        gone = dead(body, writer.id, self._heartbeats, now)
-        # All clients of a full round may be dead: then only those that wait for the next round can end it.
-        if gone and (mine is not None or full(body)):
-            writer.submit(partial(broken, gone=gone))
-
-
-LOCAL_PARTIES = OpeningState[dict[RegisterWriter, _LocalParties]](dict)
-"""The parties of a client, by the writer of the register of their barrier."""
-
-_numbers = itertools.count(1)
+    def _register(self) -> SharedRegister:
+        return self._runtime().register(self._name, BARRIER.family, KEEP)
 
 
 class _Party:
     """One party: a call of ``wait``. With ``last``, it arrives only as the last one of its round."""
 
-    def __init__(self, barrier: Barrier, local: _LocalParties, ttl: float, label: str, *, last: bool) -> None:
-        self.number: int = next(_numbers)
+    def __init__(
+        self, barrier: Barrier, register: SharedRegister, ttl: float, label: str, *, last: bool
+    ) -> None:
+        self.id = secrets.token_urlsafe(6)
+        self.over = False
+        """True once the wait has ended: then there are no more heartbeats."""
         self.round = 0
         """The round in which the party arrives."""
         self._inside: int | None = None
@@ -384,61 +294,72 @@ class _Party:
         self._known = True
         """False if the outcome of the round is not known."""
         self._barrier = barrier
+        self._register = register
         self._ttl = ttl
         self._label = label
         self._last = last
-        self._local = local
-        self._writer = local.writer
-        local.parties.add(self.number)
-        self.arrival: asyncio.Future[tuple[int, int]] = self._writer.submit(self._arrive, patient=True)
+        self._confirming = 0
+        """The round that this party has begun to confirm."""
+        self._heartbeats: Heartbeats = {}
+        self._observed = register.clock()
+        self.arrival: asyncio.Future[tuple[int, int]] = register.change(self._arrive, patient=True)
+        asyncio.get_running_loop().call_later(ttl / 3, self._send_heartbeat)
 
     def _arrive(self, body: Body) -> tuple[Body | None, tuple[int, int]]:
         self.round = body["round"] if body else 0
-        barrier, me = self._barrier, self._writer.id
-        return arrive(
-            body, barrier.name, barrier.parties, me, self.number, self._ttl, self._label, last=self._last
-        )
+        barrier = self._barrier
+        return arrive(body, barrier.name, barrier.parties, self.id, self._ttl, self._label, last=self._last)
+
+    def _send_heartbeat(self) -> None:
+        if not self.over and not self._register.ended:
+            self._register.change(self._observe)
+            asyncio.get_running_loop().call_later(self._ttl / 3, self._send_heartbeat)
+
+    def _observe(self, body: Body) -> tuple[Body | None, None]:
+        """Break the round if another party is dead, else record that this one lives."""
+        now = self._register.clock()
+        if now - self._observed > self._ttl * 2 / 3:
+            # This process was stopped or cut off, and has missed the heartbeats of the others.
+            self._heartbeats.clear()
+        self._observed = now
+        ended, _ = broken(body, dead(body, self.id, self._heartbeats, now))
+        return heartbeat(body, self.id) if ended is None else (ended, None)
 
     def condition(self, body: Body) -> int | Late | None:
         """Return how many came before, once the round was passed; raise :class:`BarrierBroken` if it was broken."""
-        self._local.observe(body)
         self._inside = inside(body)
-        if not self.arrival.done():
-            return None
-        number, before = self.arrival.result()
+        number, before = self._arrived()
         if number == MISSED:
             return LATE
         if not number:
-            # A full round was being confirmed; this party is one of the next round.
-            if not full(body):
-                self.arrival = self._writer.submit(self._arrive, patient=True)
+            if self.arrival.done() and not full(body):
+                # A full round was being confirmed; this party is one of the next round.
+                self.arrival = self._register.change(self._arrive, patient=True)
             return None
         ended = outcome(body, number)
         if ended:
             raise BarrierBroken(self._barrier.name, ended)
+        if ended is None and full(body) and self._confirming != number:
+            self._confirming = number
+            self._register.change(partial(heartbeat, party=self.id), patient=True)
         return None if ended is None else before
 
     def leave(self, why: str) -> asyncio.Future[str | None]:
         """Give up; the future gets the :func:`outcome` of the round until then."""
-        self._writer.withdraw(self.arrival)
+        self._register.withdraw(self.arrival)
+        number, _ = self._arrived()
 
         def update(body: Body) -> tuple[Body | None, str | None]:
-            after, _ = leave(body, self._writer.id, {self.number}, why)
-            if after is None and self._writer.in_doubt(self.arrival):
-                # An arrival that was sent and not answered would count for a party that is gone: any write stops it.
-                after = dict(body)
-            number, _ = self._arrived()
-            return after, outcome(body, number) if number > 0 else None
+            return leave(body, self.id, why)[0], outcome(body, number) if number > 0 else None
 
-        return self._writer.submit(update)
+        return self._register.change(update)
 
     def _arrived(self) -> tuple[int, int]:
         """Return the round that is known to count this party, and how many came before; 0 for none."""
         arrival = self.arrival
         if not arrival.done() or arrival.cancelled() or arrival.exception() is not None:
             return 0, 0
-        number, before = arrival.result()
-        return number, before
+        return arrival.result()
 
     async def late(self, why: str) -> int | None:
         """Give up after the timeout; return how many came before if the round turns out to be passed, else ``None``.

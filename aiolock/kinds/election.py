@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from weakref import WeakSet
 
 from aiolock.core.backend import Request
-from aiolock.core.capabilities import Administration, Register, RegisterStore
+from aiolock.core.capabilities import Administration
 from aiolock.core.hold import Hold, LeaseOptions
+from aiolock.core.present import told_apart
+from aiolock.core.register import Body, SharedRegister
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendError, LockError, UnsupportedKind
@@ -88,7 +90,7 @@ class Election(Handle):
         self._runtime.guard()
         backend = Administration.of(self._runtime.backend, "inspection")
         await self._runtime.reach()
-        info = await backend.inspect(self.name, ELECTION.family)
+        info = told_apart(await backend.inspect(self.name, ELECTION.family))
         return Leader(info.holders[0]) if info.holders else None
 
     def observe(self) -> AsyncIterator[Leader | None]:
@@ -104,7 +106,7 @@ class Election(Handle):
 
 
 class _Observer(AsyncIterator["Leader | None"]):
-    """The iterator of one observer: the register of the election shows when to ask for the leader again."""
+    """The iterator of one observer: the register of the election, which counts the changes of leader, shows when to ask again."""
 
     def __init__(self, election: Election, runtime: Runtime, ttl: float) -> None:
         self._election = election
@@ -116,23 +118,12 @@ class _Observer(AsyncIterator["Leader | None"]):
     async def __anext__(self) -> Leader | None:
         self._runtime.guard()
         await self._runtime.reach()
-        try:
-            backend = RegisterStore.of(self._runtime.backend, ELECTION.family.value)
-            register = backend.register(self._election.name, ELECTION.family)
-        except UnsupportedKind:
-            return await self._next(None)
-        try:
-            return await self._next(register)
-        finally:
-            await register.aclose()
-
-    async def _next(self, register: Register | None) -> Leader | None:
         failing = Backoff(self._runtime.random, limit=0.5)
         while True:
             self._runtime.guard()
             try:
                 # The register is read first: a change between the two requests is then notified.
-                stamp = "" if register is None else (await register.read()).stamp
+                changes = await self._changes()
                 leader = await self._election.leader()
             except BackendError as error:
                 if self._last == -1 or not error.retryable:
@@ -143,20 +134,38 @@ class _Observer(AsyncIterator["Leader | None"]):
             if term != self._last:
                 self._last = term
                 return leader
-            await self._change(register, stamp, failing)
+            try:
+                await self._another(changes)
+            except BackendError:
+                await failing.pause()
 
-    async def _change(self, register: Register | None, stamp: str, failing: Backoff) -> None:
-        """Wait for a change of the register, at most until the next poll; cancelling it ends the wait."""
+    async def _changes(self) -> int | None:
+        """Return the number of changes of leader so far; ``None`` where the server keeps no registers."""
         try:
-            async with asyncio.timeout(self._poll):
-                if register is None:
-                    await asyncio.get_running_loop().create_future()
-                else:
-                    await register.changed(stamp)
-        except TimeoutError:
-            pass
-        except BackendError:
-            await failing.pause()
+            register = _register(self._runtime, self._election.name)
+        except UnsupportedKind:
+            return None
+        return await register.change(lambda body: (None, _number(body)))
+
+    async def _another(self, changes: int | None) -> None:
+        """Wait for a change of leader, at most until the next poll; cancelling it ends the wait."""
+        if changes is None:
+            await asyncio.sleep(self._poll)
+            return
+        register = _register(self._runtime, self._election.name)
+        await register.wait(lambda body: None if _number(body) == changes else True, self._poll)
+
+
+def _register(runtime: Runtime, name: str) -> SharedRegister:
+    return runtime.register(name, ELECTION.family, KEEP)
+
+
+def _number(body: Body) -> int:
+    return int(body.get("changes", 0))
+
+
+def _another_leader(body: Body) -> tuple[Body, None]:
+    return {"changes": _number(body) + 1}, None
 
 
 class Campaign(Lock):
@@ -204,23 +213,6 @@ class Campaign(Lock):
             runtime.spawn(self._touch(runtime), "aiolock-election")
 
     async def _touch(self, runtime: Runtime) -> None:
-        """Change the register of the election; its value means nothing.
-
-        Cancelling it leaves open whether it was changed; observers poll.
-        """
-        try:
-            backend = RegisterStore.of(runtime.backend, ELECTION.family.value)
-            register = backend.register(self.name, ELECTION.family)
-        except UnsupportedKind:
-            return
-        try:
-            for _ in range(3):
-                _, stamp = await register.read()
-                # A lost race means that another client has notified them.
-                if await register.write(secrets.token_bytes(8), stamp, KEEP) is not None:
-                    return
-        except LockError:
-            # Observers poll.
-            pass
-        finally:
-            await register.aclose()
+        """Count a change of leader in the register. Cancelling it leaves open whether it was; observers poll."""
+        with suppress(LockError):
+            await _register(runtime, self.name).change(_another_leader)

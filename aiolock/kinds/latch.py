@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from aiolock.core.register_writer import LATE, Body, RegisterWriter, Update
+from aiolock.core.register import LATE, Body, Change, SharedRegister
 from aiolock.core.runtime import Generations, Runtime
 from aiolock.errors import ConfigError, WaitTimeout, shorten
 from aiolock.lock import Handle
@@ -101,14 +101,14 @@ class Latch(Handle):
                     f"latch {shorten(self._name)} must count from at most {MOST_REQUESTS}, not {self._count}, to remember every "
                     "request_id: count without it, or with several latches"
                 )
-        return await self._apply(lambda body: counted(body, self._name, self._count, n, request))
+        return await self._change(lambda body: counted(body, self._name, self._count, n, request))
 
     async def count(self) -> int:
         """Return what is left to count down; 0 once the latch is open.
 
         Ends within the ``command_timeout``; raises as :meth:`count_down` does. Cancelling it changes nothing.
         """
-        return await self._apply(lambda body: (None, left(body, self._name, self._count)))
+        return await self._change(lambda body: (None, left(body, self._name, self._count)))
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the count is zero, for at most ``timeout`` seconds (``None``: no limit, 0: check once).
@@ -131,21 +131,21 @@ class Latch(Handle):
             return None if seen else True
 
         wait = await self._runtime().reach(limit)
-        if await self._writer().wait(opened, wait) is LATE:
+        if await self._register().wait(opened, wait) is LATE:
             missing = "the server did not answer" if seen is None else self._missing(seen)
             raise WaitTimeout("latch", self._name, limit or 0.0, missing)
 
     def _missing(self, rest: int) -> str:
         return f"{rest} of {self._count} are left to count down"
 
-    async def _apply(self, update: Update[int]) -> int:
+    async def _change(self, change: Change[int]) -> int:
         await self._runtime().reach()
-        return await self._writer().apply(update)
+        return await self._register().change(change)
 
     def _runtime(self) -> Runtime:
         runtime = self._generations.latest
         runtime.guard()
         return runtime
 
-    def _writer(self) -> RegisterWriter:
-        return self._runtime().writer(self._name, LATCH.family, KEEP)
+    def _register(self) -> SharedRegister:
+        return self._runtime().register(self._name, LATCH.family, KEEP)

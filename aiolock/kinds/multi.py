@@ -408,7 +408,7 @@ class LockAll(Handle):
         try:
             return JointLease(await self._ask(wait))
         except AcquireTimeout:
-            self._parts[0].runtime.stats.timeouts += 1
+            self._parts[0].runtime.stats.timeouts_by_template.count("")
             raise
 
     async def try_acquire(self, timeout: float | None = 0) -> JointLease | None:

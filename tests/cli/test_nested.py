@@ -16,7 +16,7 @@ def test_a_run_that_would_wait_for_itself_is_refused_at_once(shell, patience):
     status, out, err = shell.run("run", "--label", "night job", "x", "sh", "-c", script)
     assert (status, out) == (0, "64\n")
     [line] = err.splitlines()
-    assert line.startswith("aiolock: 'x' is held by the run around this one (night job, token ")
+    assert line.startswith("aiolock: 'x' is held by the run around this one (night job at ")
     assert "wait for itself: call the command without aiolock here" in line
     assert shell.unused("x")
 

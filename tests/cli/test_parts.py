@@ -128,7 +128,7 @@ def info(
             Holder(f"host:{token}", token, since, 20.0, count, mode, local_waiters=local)
             for token, mode, count in holders
         ),
-        tuple(Waiting(f"waiter:{number}") for number in range(waiters)),
+        tuple(Waiting("", host="waiter", pid=number) for number in range(waiters)),
         family,
     )
 
@@ -224,7 +224,7 @@ def test_progress():
     held = info((7, "mutex", 1), waiters=3)
     text = progress(held, "waiter:1", 12.0)
     assert text == "waiting for 'x' for 12 s, position 2 of 3; held by host:7 for 1 m 30 s"
-    assert progress(info(waiters=0), "me", 1.0) == "waiting for 'x' for 1.0 s"
+    assert progress(info(waiters=0), "host:1", 1.0) == "waiting for 'x' for 1.0 s"
     assert "host:1 and 1 more for" in progress(info((1, "read", 1), (2, "read", 1)), "me", 1.0)
 
 

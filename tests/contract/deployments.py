@@ -64,6 +64,7 @@ WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 KINDS = frozenset(
     {
         "read-write",
+        "downgrade",
         "semaphore",
         "registers",
         "requests",
@@ -74,7 +75,7 @@ KINDS = frozenset(
         "elections",
     }
 )
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), elections, requests to let go, a list, another life of a hold, values of campaigns; and whether
+"""What a backend may have beside the mutex: kinds of holds, a write hold that becomes one for reading, registers (latch, barrier), elections, requests to let go, a list, another life of a hold, values of campaigns; and whether
 the server knows the token of a holder."""
 
 
@@ -112,6 +113,8 @@ class Deployment(ABC):
     """The modules of the contract that are run for it by default; all if it does not say."""
     distinct: ClassVar[bool] = True
     """Whether locks of different names have different tokens, which no lock promises."""
+    named: ClassVar[bool] = False
+    """Whether it is run only where it is chosen by name."""
     prompt: ClassVar[bool] = True
     """Whether what is given up at the end of a timeout has left the server before the client's next request arrives."""
     reports: ClassVar[bool] = True
@@ -348,6 +351,7 @@ class RowsObserved(Rows):
     tells = False
     # Those in which nothing is told that others are told, or in which a session has to be observed for its whole ttl; see WHOLE.
     part = Rows.part | {
+        "test_downgrade",
         "test_elections",
         "test_leases",
         "test_outages",
@@ -522,6 +526,25 @@ class RedisWithoutPubSub(Redis):
 
     def url(self) -> str:
         return f"redis://quiet:secret@127.0.0.1:{self._server.port}/0"
+
+
+class RedisReplicas(Redis):
+    """A primary whose grants count once a replica has them."""
+
+    name = "redis-replicas"
+    external = False
+    part = frozenset({"test_sweep"})
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        at_once = "--repl-diskless-sync-delay", "0"
+        with servers.Redis(extra=at_once) as primary, servers.Redis(extra=at_once) as replica:
+            replica.follow(primary)
+            self._server = primary
+            yield self
+
+    def url(self) -> str:
+        return f"{self._server.url}?replicas=1"
 
 
 class RedisQuorum(Redis):
@@ -935,6 +958,38 @@ class MariaDBRows(MariaDBSessions):
             connection.close()
 
 
+class MariaDBOverRows(Stored):
+    """MariaDB with the engine over rows, which is to take the place of the other modes."""
+
+    name = f"{MariaDB.name}-engine"
+    needs = "mariadb"
+    framing = staticmethod(mysql_frames)
+    slow = 2.0
+    many = 1_000  # each is a row that is written to a disk
+    external = True
+    distinct = False  # rows of one transaction may have the same microsecond
+    named = True
+    refuses = True
+
+    async def refuse(self) -> None:
+        await asyncio.to_thread(
+            servers.ExternalMariaDB(self._url.replace("mysql+rows:", "mysql:")).ask, "DROP TABLE aiolock_rows"
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        if "mariadb" in EXTERNAL:
+            self._url = EXTERNAL["mariadb"].replace("mysql:", "mysql+rows:")
+            yield self
+            return
+        with servers.MariaDB(extra=["--max-connections=400"]) as server:
+            self._url = server.url.replace("mysql:", "mysql+rows:")
+            yield self
+
+    def url(self) -> str:
+        return self._url
+
+
 class PostgreSQL(Stored):
     """PostgreSQL: rows that are changed by compare-and-set, and notifications."""
 
@@ -985,6 +1040,7 @@ class Etcd(Stored):
     part = frozenset(
         {
             "test_answers",
+            "test_downgrade",
             "test_exclusion",
             "test_late_requests",
             "test_loss",
@@ -1108,6 +1164,7 @@ _ALL: tuple[type[Deployment], ...] = (
     Redis,
     RedisWithoutPubSub,
     RedisWithLeastRights,
+    RedisReplicas,
     RedisQuorum,
     RedisCluster,
     RedisPlain,
@@ -1118,6 +1175,7 @@ _ALL: tuple[type[Deployment], ...] = (
     MariaDB,
     MariaDBSessions,
     MariaDBRows,
+    MariaDBOverRows,
     PostgreSQL,
     Etcd,
     EtcdCluster,
@@ -1143,7 +1201,7 @@ def registry() -> tuple[type[Deployment], ...]:
         cls
         for cls in listed.values()
         if (cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL)))
-        and (not CHOSEN or cls.name in CHOSEN)
+        and (cls.name in CHOSEN if CHOSEN or cls.named else True)
     )
 
 

@@ -399,7 +399,7 @@ async def _(stage):
     await gone(stage, lock)
 
 
-@primitive("downgrade, with a reader and a writer behind", "read-write", "brief")
+@primitive("downgrade, with a reader and a writer behind", "downgrade", "brief")
 async def _(stage):
     pair, theirs = stage.client.rwlock(stage.name), stage.rival.rwlock(stage.name)
     inside: list[str] = []
@@ -678,7 +678,7 @@ async def _(stage):
 async def nobody_writes(stage: Stage) -> None:
     """The work on registers has come to rest."""
     for client in (stage.client, stage.rival):
-        await until(lambda client=client: not client._runtime.writers)
+        await until(lambda client=client: not client._runtime.registers)
 
 
 @primitive("latch.count_down", "registers", "brief")

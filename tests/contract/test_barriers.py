@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from aiolock import BackendRefused, BarrierBroken, ConfigError, WaitTimeout
-from aiolock.core import register_writer
+from aiolock.core import register as registers
 from tests.faults.staging import PATIENCE, passes, until
 
 NEEDS = "registers"
@@ -114,10 +114,10 @@ async def test_a_party_whose_client_is_closed_breaks_the_round(deployment, clien
 async def test_a_party_for_which_there_is_no_room_breaks_the_round(deployment, client, rival, monkeypatch):
     stayers = [asyncio.create_task(each.barrier("x", 4).wait()) for each in (client, rival)]
     await inside(client, 2, 4)
-    [writer] = client._runtime.writers.values()
-    size = len((await writer.register.read()).value)
+    [register] = client._runtime.registers.values()
+    size = len((await register.register.read()).value)
     # Enough for what those who are inside write, and not for the entry of another client.
-    monkeypatch.setattr(register_writer, "MOST_BYTES", size + 40)
+    monkeypatch.setattr(registers, "MOST_BYTES", size + 40)
     async with deployment.connect(label="other") as other:
         with pytest.raises(BackendRefused, match="has too many users"):
             await other.barrier("x", 4).wait(timeout=PATIENCE)
@@ -143,8 +143,8 @@ class Silent:
 
     async def fall_silent(self) -> None:
         await inside(self._client, 1, 3)
-        [writer] = self._client._runtime.writers.values()
-        writer.submit = lambda step, **_: asyncio.get_running_loop().create_future()
+        [register] = self._client._runtime.registers.values()
+        register.change = lambda change, **_: asyncio.get_running_loop().create_future()
 
     async def end(self) -> object:
         self._task.cancel()
@@ -185,8 +185,8 @@ async def test_a_full_round_whose_parties_all_died_is_broken_by_who_waits_for_th
         for number, who in enumerate((rival, third), start=1):
             dead.append(asyncio.create_task(who.barrier("x", 2, ttl=ttl).wait()))
             await inside(client, number, 2)
-            for writer in who._runtime.writers.values():
-                writer.submit = lambda step, **_: asyncio.get_running_loop().create_future()
+            for register in who._runtime.registers.values():
+                register.change = lambda change, **_: asyncio.get_running_loop().create_future()
         parties = [asyncio.create_task(client.barrier("x", 2, ttl=ttl).wait()) for _ in range(2)]
         assert sorted(await ends(parties)) == [0, 1]
         for task in dead:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -59,6 +61,42 @@ async def test_the_label_of_the_client_is_the_default(deployment, client, rival)
         labels = [holder.label for holder in (await rival.lock("x").inspect()).holders]
         assert len(labels) == 1
         assert (labels == ["client"]) is deployment.shows
+
+
+@pytest.mark.parametrize("label", ["", "a label", "é" * 128])
+async def test_host_and_process_are_shown_beside_the_label(deployment, client, rival, label):
+    """Of a holder, of one that waits, of a later task of the holder's client, and of what is kept."""
+    if not deployment.shows:
+        return
+    here = socket.gethostname().encode("ascii", "replace")[:64].decode(), os.getpid()
+    # A lock without a label has that of its client.
+    options, shown = ({"label": label}, label) if label else ({}, "client")
+    await gets_the_lock(client, "x")  # without a history some servers give no tokens to hand on
+    lock = client.lock("x", **options)
+    lease = await lock.acquire()
+    [holder] = (await rival.lock("x").inspect()).holders
+    assert (holder.label, holder.host, holder.pid) == (shown, *here)
+    waiter = asyncio.create_task(gets_the_lock(rival, "x"))
+    await queued(client.lock("x"), 1)
+    [waiting_one] = (await client.lock("x").inspect()).waiters
+    assert (waiting_one.host, waiting_one.pid) == here
+    waiter.cancel()
+    await asyncio.wait([waiter])
+    later = asyncio.create_task(lock.acquire())
+    await waiting(client, 1)
+    await lease.release()
+    async with asyncio.timeout(PATIENCE):
+        second = await later
+    await second.renew()
+    [holder] = (await rival.lock("x").inspect()).holders
+    assert (holder.label, holder.host, holder.pid) == (shown, *here)
+    if "keep" in deployment.promises:
+        await second.release(keep=60)
+        [kept] = (await rival.lock("x").inspect()).kept
+        assert (kept.last_holder, kept.host, kept.pid) == (shown, *here)
+        assert await rival.lock("x").force_release()
+    else:
+        await second.release()
 
 
 async def test_waiters_are_shown_in_the_order_in_which_they_will_be_served(deployment, client):
@@ -345,10 +383,128 @@ async def test_force_release_by_the_holders_own_client_tells_it_as_well(deployme
     await gets_the_lock(client, "x")
 
 
+async def test_a_release_by_force_under_a_token_ends_that_hold_alone(deployment, client, rival):
+    if "tokens" not in deployment.kinds:
+        with pytest.raises(UnsupportedKind, match="tokens of holders"):
+            await client.lock("x").force_release(token=1)
+        return
+    lock = rival.lock("x")
+    assert await lock.force_release(token=1) is False
+    first = await client.lock("x").acquire()
+    assert await lock.force_release(first.token - 1) is False
+    assert await lock.force_release(token=2**63 - 1) is False
+    next_one = asyncio.create_task(rival.lock("x").acquire())
+    await queued(client.lock("x"), 1)
+    assert await lock.force_release(first.token) is True
+    async with asyncio.timeout(PATIENCE):
+        second = await next_one
+        assert await first.wait_lost() in {"force-released", deployment.reason}
+    assert second.token > first.token
+    # The hold of the token is over, and the guard is for the one that came next, and for its queue.
+    waiter = asyncio.create_task(gets_the_lock(client, "x"))
+    await queued(lock, 1)
+    assert await lock.force_release(first.token) is False
+    await second.renew()
+    second.check()
+    assert len((await lock.inspect()).waiters) == 1
+    await second.release()
+    async with asyncio.timeout(PATIENCE):
+        await waiter
+    if "keep" in deployment.promises:
+        kept = await client.lock("x").acquire()
+        await kept.release(keep=30)
+        assert await lock.force_release(kept.token) is False
+        assert await lock.locked()
+        assert await lock.force_release() is True
+
+
+async def test_a_late_release_by_force_harms_none_that_enters_meanwhile(deployment, client, rival):
+    """A hold ends while an administrator ends it by its token, and others follow each other: none of them is ended."""
+    if "tokens" not in deployment.kinds:
+        return
+    lock = rival.lock("x")
+    for _ in range(5):
+        lease = await client.lock("x", fair=True).acquire()
+        follower = asyncio.create_task(rival.lock("x", fair=True).acquire())
+        await queued(lock, 1)
+        releasing = asyncio.create_task(lease.release())
+        forced = [asyncio.create_task(lock.force_release(lease.token)) for _ in range(3)]
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(releasing, return_exceptions=True)
+            successor = await follower
+            ended = await asyncio.gather(*forced)
+        assert sum(ended) <= 1
+        assert await lock.force_release(lease.token) is False
+        await successor.renew()
+        successor.check()
+        await successor.release()
+    await nothing_remains(rival, "x")
+
+
+async def test_a_token_of_an_earlier_task_of_the_holders_client_is_over_once_it_was_reported(
+    deployment, client, rival
+):
+    if "tokens" not in deployment.kinds or not deployment.reports:
+        return
+    await gets_the_lock(client, "x")  # without a history some servers give no tokens to hand on
+    first = await client.lock("x").acquire()
+    second = asyncio.create_task(client.lock("x").acquire())
+    await waiting(client, 1)
+    await first.release()
+    async with asyncio.timeout(PATIENCE):
+        lease = await second
+    await lease.renew()
+
+    async def over() -> bool:
+        return not await rival.is_current("x", first.token)
+
+    await until(over, "the later lease to be reported")
+    assert await rival.lock("x").force_release(first.token) is False
+    lease.check()
+    assert await rival.lock("x").force_release(lease.token) is True
+    async with asyncio.timeout(PATIENCE):
+        assert await lease.wait_lost() in {"force-released", deployment.reason}
+
+
+@pytest.mark.parametrize("kind", ["read-write", "semaphore"])
+async def test_a_release_by_force_under_a_token_leaves_the_other_holders(deployment, client, rival, kind):
+    if kind not in deployment.kinds or "tokens" not in deployment.kinds:
+        return
+    one, other = (
+        KEEPING[kind](client),
+        rival.rwlock("x").read() if kind == "read-write" else rival.semaphore("x", 3),
+    )
+    first, second = await one.acquire(), await other.acquire()
+    exclusive = client.rwlock("x").write() if kind == "read-write" else client.semaphore("x", 3, permits=2)
+    waiter = asyncio.create_task(exclusive.acquire())
+    await queued(other, 1)
+    assert await other.force_release(first.token) is True
+    async with asyncio.timeout(PATIENCE):
+        assert await first.wait_lost() in {"force-released", deployment.reason}
+    await second.renew()
+    second.check()
+    assert second.token in [holder.token for holder in (await other.inspect()).holders]
+    assert await other.force_release(first.token) is False
+    await second.release()
+    async with asyncio.timeout(PATIENCE):
+        await (await waiter).release()
+
+
 async def test_the_counters_of_a_client_count(client):
     assert set(client.stats()) == {
-        *("held", "waiting", "acquired", "released", "passed", "timeouts", "lost"),
-        *("renewals", "renewal_failures", "cleanups", "waited", "losses", "waits", "holds", "slack"),
+        *("held", "waiting", "acquired", "released", "passed", "lost", "timeouts", "timeouts_by_template"),
+        *(
+            "skipped",
+            "skipped_by_template",
+            "renewals",
+            "renewal_failures",
+            "cleanups",
+            "waited",
+            "losses",
+            "waits",
+            "holds",
+            "slack",
+        ),
     }
     lease = await client.lock("x").acquire()
     waiter = asyncio.create_task(gets_the_lock(client, "x"))

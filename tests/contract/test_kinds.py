@@ -20,6 +20,7 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
         lambda client: client.rwlock("x").write(fair=True).try_acquire(),
         lambda client: aiolock.lock_all(client.lock("a"), client.rwlock("x").read()).acquire(),
     ],
+    "downgrade": [lambda client: downgraded(client)],
     "semaphore": [
         lambda client: client.semaphore("x", 3).acquire(),
         lambda client: client.semaphore("x", 3).try_acquire(permits=2),
@@ -40,6 +41,16 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
     "extension": [lambda client: extended(client)],
     "values": [lambda client: client.election("x").campaign(value=b"host:1").acquire()],
 }
+
+
+async def downgraded(client: Client) -> None:
+    """Turn a write hold into one for reading; where that is refused, it stays what it is."""
+    async with client.rwlock("x").write() as lease:
+        try:
+            await lease.downgrade()
+        finally:
+            assert lease.held
+            assert lease.kind.mode == "write"
 
 
 async def extended(client: Client) -> None:

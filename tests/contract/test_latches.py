@@ -110,7 +110,7 @@ async def test_a_count_that_was_cancelled_is_asked_for_again_under_its_name(clie
         counting.cancel()
         await asyncio.wait([counting])
         assert await rival.latch("x", 50).count_down(request_id=str(number)) == 49 - number
-    await until(lambda: not client._runtime.writers)
+    await until(lambda: not client._runtime.registers)
     assert await latch.count() == 38
 
 
@@ -165,13 +165,13 @@ async def test_a_count_that_is_cancelled_is_counted_once(client):
         counting = asyncio.create_task(latch.count_down())
         for _ in range(steps):
             await asyncio.sleep(0)
-        begun = bool(client._runtime.writers)
+        begun = bool(client._runtime.registers)
         counting.cancel()
         await asyncio.wait([counting])
         if begun:
             # It had begun, so it happens: once.
             break
-    await until(lambda: not client._runtime.writers)
+    await until(lambda: not client._runtime.registers)
     assert await latch.count() == 2
 
 

@@ -545,7 +545,7 @@ async def test_the_grace_and_max_hold_of_a_lock_stay_when_it_is_extended(deploym
 
 
 async def test_a_downgrade_keeps_the_life_of_a_hold(deployment, client, rival):
-    if not extending(deployment) or "read-write" not in deployment.kinds:
+    if not extending(deployment) or "downgrade" not in deployment.kinds:
         return
     lease = await client.rwlock("x").write(ttl=50, renew=False).acquire()
     await lease.extend(90)

@@ -28,7 +28,7 @@ LOCKS: dict[str, Callable[[Client], Any]] = {
 NEEDS = {
     "read": {"read-write"},
     "write": {"read-write"},
-    "downgraded": {"read-write"},
+    "downgraded": {"downgrade"},
     "permits": {"semaphore"},
     "keep": {"keep"},
     "election": {"elections"},

@@ -55,4 +55,7 @@ def keeps_its_promises(
         assert verdict["tokens_duplicated"] == verdict["tokens_decreased"] == 0, verdict
         if sum(verdict["faults"].values()) >= faults and verdict["grants"] >= grants:
             return verdict
-    raise AssertionError(f"too little happened: {verdict['faults']}, {verdict['grants']} grants")
+    shut = [path.stem for path in sorted(folder.glob("worker*.jsonl")) if '"open"' not in path.read_text()]
+    raise AssertionError(
+        f"too little happened: {verdict['faults']}, {verdict['grants']} grants; never open: {', '.join(shut) or 'none'}"
+    )

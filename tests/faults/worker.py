@@ -23,6 +23,7 @@ from pathlib import Path
 
 import aiolock
 from aiolock.clock import system_clock
+from aiolock.core.capabilities import Downgrade
 from tests.faults.fenced_store import StoreClient
 from tests.faults.history import TICK, Recorder
 from tests.faults.locks import Wish, wish
@@ -209,7 +210,7 @@ class Worker:
             await self._work(plan, hold, lease, store)
             if plan.goes_on and plan.wish.mode == "reentrant":
                 await self._again(plan, hold.slot)
-            elif plan.goes_on and plan.wish.mode == "write" and lease.held:
+            elif plan.goes_on and plan.wish.mode == "write" and lease.held and _becomes_reader(lease):
                 self.recorder.downgrading(hold.id)
                 await lease.downgrade()
                 self.recorder.downgraded(hold.id)
@@ -258,6 +259,11 @@ class Worker:
             if warned or plan.looks:
                 self.recorder.wrote(hold.id)
             await store.write(name, hold.id, token, value + 1, fenced=fenced)
+
+
+def _becomes_reader(lease: aiolock.Lease) -> bool:
+    """Whether the server can make a write hold one for reading."""
+    return isinstance(lease._hold.validity.claim, Downgrade)
 
 
 class _Hold:

@@ -1,4 +1,4 @@
-"""Programs of docs/how-to/frameworks.md as they stand there, run by the frameworks.
+"""Programs of docs/how-to/frameworks.md and of other pages as they stand there, run by the frameworks.
 
 The page's files are written to a folder, with the address of a private Redis, beside a `shop` that records what it does.
 arq has an environment of its own: it admits no newer redis-py than 5, and Celery no older one than is in the others.
@@ -55,12 +55,13 @@ def asynchronous(shop: str) -> str:
     return shop + '\nasync def migrate():\n    note(done="migration")\n'
 
 
-def files() -> dict[str, str]:
+def files(page: Path = PAGE) -> dict[str, str]:
     """The files of the page, by the names in their first lines."""
     found = {}
-    for _, text in blocks(PAGE):
+    for _, text in blocks(page):
         first, _, rest = text.partition("\n")
-        found[first.removeprefix("# ")] = rest
+        if re.fullmatch(r"# [\w/.]+\.py", first):
+            found[first.removeprefix("# ")] = rest
     return found
 
 
@@ -68,7 +69,14 @@ class Recipe:
     """A folder with programs of the page, the processes that run them, and what these did."""
 
     def __init__(
-        self, folder: Path, url: str, names: Sequence[str], *, sync: bool, changes: dict[str, str]
+        self,
+        folder: Path,
+        url: str,
+        names: Sequence[str],
+        *,
+        sync: bool,
+        changes: dict[str, str],
+        page: Path = PAGE,
     ) -> None:
         self.folder = folder
         self.url = url
@@ -76,11 +84,13 @@ class Recipe:
         self._children: list[Child] = []
         self._sending: asyncio.Future[None] | None = None
         (folder / "shop.py").write_text(SHOP if sync else asynchronous(SHOP))
+        program = "".join(files(page)[name] for name in names)
+        for old in changes:
+            assert old in program, f"the page has no {old} any more"
         for name in names:
             # On a busy machine a test may take longer than the pause that the page asks for.
-            text = files()[name].replace(REDIS, url).replace("at_least=50", "at_least=280")
+            text = files(page)[name].replace(REDIS, url).replace("at_least=50", "at_least=280")
             for old, new in changes.items():
-                assert old in text, f"the page has no {old} any more"
                 text = text.replace(old, new)
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiolock
-from aiolock.metrics import COUNTERS, GAUGES, SECONDS, Figures
+from aiolock.metrics import COUNTERS, COUNTERS_BY_TEMPLATE, GAUGES, SECONDS, Figures
 from aiolock.opentelemetry import instrument
 from aiolock.prometheus import export
 from aiolock.testing import lose
@@ -24,7 +24,7 @@ from tests.faults.staging import until
 
 
 async def something_happens(client: aiolock.Client) -> None:
-    """Two turns of one template, of which one waits; a read lock; a renewal, a loss, and a wait in vain."""
+    """Two turns of one template, of which one waits; a read lock; a renewal, a loss, two waits in vain, and a skip."""
 
     @client.locked("order:{number}")
     async def turn(number: int) -> None:
@@ -35,11 +35,18 @@ async def something_happens(client: aiolock.Client) -> None:
     await asyncio.gather(turn(42), turn(42))
     async with client.rwlock("page").read():
         pass
-    lease = await client.lock("b").acquire()
+    lease = await client.lock("order:7").acquire()
     with pytest.raises(aiolock.AcquireTimeout):
-        await asyncio.create_task(client.lock("b").acquire(timeout=0))
+        await asyncio.create_task(client.lock("order:7").acquire(timeout=0))
+    with pytest.raises(aiolock.AcquireTimeout):
+        await client.locked("order:{number}", timeout=0)(never)(7)
+    assert await client.once("order:{number}")(never)(7) is None
     await lease.renew()
     lose(lease, "revoked")
+
+
+async def never(number: int) -> None:
+    pytest.fail("the lock was taken")
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple, float]:
@@ -73,7 +80,9 @@ async def test_prometheus_has_waits_and_holds_by_family_and_template():
     for reason in ("expired", "revoked", "session", "max_hold", "force-released", "closed"):
         assert found["aiolock_lost_total", *labels("lock", "order:{number}", reason=reason)] == 0
     assert found["aiolock_passed_total",] == 1
-    assert found["aiolock_timeouts_total",] == 1
+    assert found["aiolock_timeouts_total", ("template", "")] == 1
+    assert found["aiolock_timeouts_total", ("template", "order:{number}")] == 1
+    assert found["aiolock_skipped_total", ("template", "order:{number}")] == 1
     assert found["aiolock_renewals_total",] == 0  # those of the client itself
     assert found["aiolock_renewal_slack_ratio_count",] == 1
     assert found["aiolock_renewal_slack_ratio_bucket", ("le", "+Inf")] == 1
@@ -160,12 +169,15 @@ async def test_opentelemetry_has_the_same_metrics():
     assert points["aiolock.hold.duration", *order].sum >= 0.02
     assert points["aiolock.hold.duration", *plain].count == 1
     assert points["aiolock.lost", plain[0], ("aiolock.reason", "revoked"), plain[1]].value == 1
+    template = ("aiolock.template", "order:{number}")
+    assert points["aiolock.timeouts", template].value == 1
+    assert points["aiolock.timeouts", ("aiolock.template", "")].value == 1
+    assert points["aiolock.skipped", template].value == 1
     values = {name: point.value for (name, *rest), point in points.items() if not rest}
     assert values == {
         "aiolock.held": 0,
         "aiolock.waiting": 0,
         "aiolock.passed": 1,
-        "aiolock.timeouts": 1,
         "aiolock.renewals": 0,
         "aiolock.renewal_failures": 0,
         "aiolock.cleanups": values["aiolock.cleanups"],
@@ -174,8 +186,9 @@ async def test_opentelemetry_has_the_same_metrics():
 
 def test_every_figure_is_exported():
     """By its name, or as what callbacks count by family and template."""
-    counted = {"acquired", "released", "waited", "waits", "holds", "lost", "losses"}
-    assert {*GAUGES, *COUNTERS, "slack"} | counted == set(Figures.__annotations__)
+    counted = {"acquired", "released", "waited", "waits", "holds", "lost", "losses", "timeouts", "skipped"}
+    exported = {*GAUGES, *COUNTERS, *COUNTERS_BY_TEMPLATE, "slack"}
+    assert exported | counted == set(Figures.__annotations__)
 
 
 async def test_spans_belong_to_the_span_in_which_the_lock_was_acquired():

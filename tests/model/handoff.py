@@ -27,6 +27,7 @@ queue and renewal scheduler of the core.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -38,7 +39,26 @@ from aiolock.backends.redis.connection import Pairing
 from aiolock.core.backend import expires_at, margin
 from tests.model.redis_server import FREE, Change, Data, Scripts
 
-__all__ = ["ANSWERS", "COMMANDS", "MESSAGES", "Handoff"]
+__all__ = [
+    "ANSWERS",
+    "COMMANDS",
+    "HELD",
+    "HOLDING",
+    "MESSAGES",
+    "NAMES",
+    "RUNNING",
+    "TTL",
+    "Barrier",
+    "Broken",
+    "Client",
+    "Command",
+    "Cover",
+    "Grant",
+    "Handoff",
+    "Lock",
+    "Move",
+    "World",
+]
 
 TTL, LIFE, PERIOD, BLOCK = 3.0, 3000, 1.0, 3
 """Seconds of a hold, ms of a position, seconds between heartbeats, tokens of a grant."""
@@ -59,7 +79,7 @@ COMMANDS, ANSWERS, MESSAGES, LOSES = 1, 2, 4, 8
 CHANNELS = {COMMANDS: "commands", ANSWERS: "answers", MESSAGES: "messages"}
 FAULTS = (
     *("slow", "cut", "late", "lose", "subscription", "crash", "stop", "cancel", "keep", "force", "ask"),
-    *("back", "restart", "switch", "split", "astray"),
+    *("back", "restart", "switch", "split", "astray", "few"),
 )
 UNREAD = {"until", "since", "provisional", "ttl", "label", "token"}
 """Fields that nothing reads of a lock without a holder."""
@@ -90,6 +110,26 @@ class Grant(NamedTuple):
     count: int
     until: float
     server: int
+
+
+class Cover(NamedTuple):
+    """What counts once the replicas have it: a grant, or a renewal, whose token is 0."""
+
+    number: int
+    token: int
+    count: int
+    until: float
+    server: int
+
+
+class Barrier(NamedTuple):
+    """A write on the connection of the barriers, and the ``WAIT`` behind it."""
+
+    server: int
+    covers: tuple[Cover, ...]
+    written: bool = False
+    confirmed: bool = False
+    """The replica has the write, and all before it."""
 
 
 class Left(NamedTuple):
@@ -163,10 +203,18 @@ class Client:
     pushed: bool = True
     sent: tuple[Command, ...] = ()
     answers: tuple[tuple[Command, Any], ...] = ()
-    ghosts: tuple[int, ...] = ()
-    """Servers that still count an earlier subscription."""
+    subscription: int = 0
+    """The number of its subscription, which has a channel of its own."""
+    ghosts: tuple[tuple[int, int], ...] = ()
+    """Earlier subscriptions that a server still counts: the server, and the number."""
     messages: tuple[Message, ...] = ()
     slow: int = 0
+    # With replicas.
+    line: int = 0
+    """The server of the connection of its barriers."""
+    joined: tuple[Cover, ...] = ()
+    """Waits for the next barrier."""
+    barrier: Barrier | None = None
 
 
 values = attrgetter(*[field.name for field in fields(Client)])
@@ -177,7 +225,7 @@ class World:
 
     __slots__ = (
         *("servers", "primary", "time", "offset", "clients", "late", "budget"),
-        *("top", "saved", "given_up", "kept"),
+        *("top", "saved", "given_up", "kept", "copy"),
     )
 
     def __init__(self, state: tuple) -> None:
@@ -186,14 +234,14 @@ class World:
         self.late: tuple[tuple[int, int, tuple[Command, ...]], ...]
         """What closed connections may still bring: client, server, commands."""
         (self.servers, self.primary, self.time, self.offset, clients, self.late, self.budget) = state[:7]
-        (self.top, self.saved, self.given_up, self.kept) = state[7:]
+        (self.top, self.saved, self.given_up, self.kept, self.copy) = state[7:]
         self.clients = [Client(*each) for each in clients]
 
     def freeze(self) -> tuple:
         clients = tuple([values(client) for client in self.clients])
         return (
             *(self.servers, self.primary, self.time, self.offset, clients, self.late, self.budget),
-            *(self.top, self.saved, self.given_up, self.kept),
+            *(self.top, self.saved, self.given_up, self.kept, self.copy),
         )
 
     @property
@@ -211,8 +259,8 @@ class Lock(NamedTuple):
     top: int
     requests: dict[str, int]
     """Tickets of the requests in the queue."""
-    reachable: dict[str, int]
-    """Until when (µs) the positions of clients that want messages live."""
+    reachable: dict[str, tuple[int, int]]
+    """Until when (µs) the positions of clients that want messages live, and the subscription by which they do."""
 
 
 @lru_cache(200_000)
@@ -225,8 +273,17 @@ def view(data: Data) -> Lock:
         until, token = int(holds[owner][0]), int(holds[owner][3])
     requests = {name[2:]: int(value) for name, value in found.items() if name.startswith("r:")}
     presences = {name[2:]: value.split(" ") for name, value in found.items() if name.startswith("p:")}
-    reachable = {client: int(life) for client, (life, notified, _) in presences.items() if notified == "s"}
+    reachable = {
+        client: (int(life), int(notified[2:]))
+        for client, (life, notified, _) in presences.items()
+        if notified[0] == "s"
+    }
     return Lock(owner, until, token, int(found.get("top", 0)), requests, reachable)
+
+
+def channel(i: int, number: int) -> str:
+    """Return the channel of one subscription of a client."""
+    return f"{NAMES[i]}:{number}"
 
 
 Move = tuple[str, Callable[[World], Any], str]
@@ -242,6 +299,7 @@ class Handoff:
     :param tries: clients may also try without waiting.
     :param slow: channels of each client that are slow on its first connection, as a sum of ``COMMANDS``, ``ANSWERS`` and ``MESSAGES``.
     :param feeds: the server of each client's first subscription; two servers if given.
+    :param ghosts: the server that still counts an earlier subscription of each client; ``None`` for none.
     :param info: clients may ask for the run id of a server; else they count their own subscription.
     :param rates: seconds of each client's clock in a tick.
     :param changes: planted bugs in the scripts.
@@ -260,6 +318,7 @@ class Handoff:
         tries: bool = False,
         slow: tuple[int, ...] = (0, 0, 0),
         feeds: tuple[int, ...] = (),
+        ghosts: tuple[int | None, ...] = (None, None, None),
         info: bool = True,
         counts: bool = True,
         rates: tuple[float, ...] = (1, 1, 1),
@@ -269,19 +328,24 @@ class Handoff:
         self.budget = tuple((faults or {}).get(name, 0) for name in FAULTS)
         self.removed = frozenset(removed)
         self.slow, self.feeds, self.info, self.rates = slow, feeds, info, rates
+        self.ghosts = ghosts
         self.servers = 2 if feeds or (faults or {}).keys() & {"switch", "split"} else 1
         self.scripts = scripts(changes, family, counts)
         self.count = len(turns)
 
     def initial(self) -> tuple:
         clients = []
-        for turns, feed, slow in zip(self.turns, self.feeds or (0,) * self.count, self.slow, strict=False):
+        feeds = self.feeds or (0,) * self.count
+        for turns, feed, slow, ghost in zip(self.turns, feeds, self.slow, self.ghosts, strict=False):
             client = Client(turns, feed, slow=slow)
+            if ghost is not None:
+                client.ghosts = ((ghost, client.subscription),)
+                client.subscription = self._next(client)
             if feed and "after subscribing" not in self.removed:
                 self._verify(client)
             clients.append(values(client))
         servers = (FREE, None)[: self.servers]
-        return (servers, 0, 0, 0, tuple(clients), (), self.budget, 0, None, (), 0)
+        return (servers, 0, 0, 0, tuple(clients), (), self.budget, 0, None, (), 0, None)
 
     def key(self, state: tuple) -> int:
         data = state[0][state[1]]
@@ -407,7 +471,7 @@ class Handoff:
         client.doubts += 1
         client.attempt += 1
         client.phase = REQUESTING
-        position = "" if client.trying else f"{LIFE} {'s' if client.pushed else 'n'} {client.ticket}"
+        position = "" if client.trying else f"{LIFE} {self._notified(client)} {client.ticket}"
         limits = (WHOLE, WHOLE) if self.scripts.family else ()
         request, ttl = self.request(i, client.number), round(TTL * 1000)
         self._send(
@@ -472,8 +536,11 @@ class Handoff:
             client.check = None
         if client.waits and client.beat is not None and client.beat <= now:
             client.beat = self._next_beat(world, i)
-        notified, count = "s" if client.pushed else "n", int(client.waits and client.queued)
-        self._send(world, i, "heartbeat", 0, NAMES[i], LIFE, notified, client.floor, count)
+        count = int(client.waits and client.queued)
+        self._send(world, i, "heartbeat", 0, NAMES[i], LIFE, self._notified(client), client.floor, count)
+
+    def _notified(self, client: Client) -> str:
+        return f"s:{client.subscription}" if client.pushed else "n"
 
     def _next_beat(self, world: World, i: int) -> float:
         return self.local(world, i) + (PERIOD if world.clients[i].pushed else 0.1)
@@ -694,7 +761,7 @@ class Handoff:
     def _unsubscribe(self, world: World, i: int, *, noticed: bool) -> None:
         client = world.clients[i]
         if not noticed and client.feed is not None:
-            client.ghosts += (client.feed,)
+            client.ghosts += ((client.feed, client.subscription),)
         self._unfed(client)
         self._beat_now(world, i)
 
@@ -703,13 +770,17 @@ class Handoff:
 
     def _subscribe(self, world: World, i: int, server: int) -> None:
         client = world.clients[i]
-        client.feed, client.messages = server, ()
+        client.feed, client.messages, client.subscription = server, (), self._next(client)
         if "after subscribing" in self.removed:
             client.same = True
         else:
             self._came_up(world, i)
         client.pushed = client.feed is not None
         self._beat_now(world, i)
+
+    def _next(self, client: Client) -> int:
+        """Return the number of a new subscription."""
+        return client.subscription + ("a channel for each subscription" not in self.removed)
 
     def _came_up(self, world: World, i: int) -> None:
         """Find out whether both connections are at the same server: one of them has come up."""
@@ -723,7 +794,7 @@ class Handoff:
             self._verify(client)
         else:
             client.generation += 1
-            self._send(world, i, "count", 0, mark=client.generation)
+            self._send(world, i, "count", 0, channel(i, client.subscription), mark=client.generation)
 
     def _verify(self, client: Client) -> None:
         client.same = client.home == client.feed
@@ -741,17 +812,19 @@ class Handoff:
     # --- the servers
 
     def _subscribed(self, world: World, server: int) -> tuple[tuple[str, int], ...]:
-        """Return how many are subscribed at a server to the channel of each client."""
-        return tuple(
-            (NAMES[i], (client.feed == server) + client.ghosts.count(server))
-            for i, client in enumerate(world.clients)
-        )
+        """Return how many are subscribed at a server to the channels of each client: to the one of all subscriptions, and to the one of each."""
+        counts: Counter[str] = Counter()
+        for i, client in enumerate(world.clients):
+            for at, number in ((client.feed, client.subscription), *client.ghosts):
+                if at == server:
+                    counts.update((NAMES[i], channel(i, number)))
+        return tuple(sorted(counts.items()))
 
     def _execute(self, world: World, i: int, server: int, command: Command) -> Any:
         """Execute a command at a server; return its reply."""
         subscribed = self._subscribed(world, server)
         if command.name == "count":
-            return dict(subscribed)[NAMES[i]]
+            return dict(subscribed).get(command.arguments[0], 0)
         before = world.servers[server]
         assert before is not None
         data, reply, published = self.scripts.run(
@@ -818,7 +891,7 @@ class Handoff:
         for i, client in enumerate(world.clients):
             client.excuse = client.number, world.time + EXCUSED
             if client.life == RUNNING:
-                client.feed, client.messages = 0, ()
+                client.feed, client.messages, client.subscription = 0, (), self._next(client)
                 self._cut(world, i)
         world.late = ()
 
@@ -849,8 +922,9 @@ class Handoff:
             for other in before.requests:
                 j = NAMES.index(other[0])
                 client = world.clients[j]
-                lives = before.reachable.get(other[0], 0) >= world.now * 1000
-                if j != i and lives and client.feed == world.primary and client.life == RUNNING:
+                life, number = before.reachable.get(other[0], (0, 0))
+                reached = client.feed == world.primary and client.subscription == number
+                if j != i and life >= world.now * 1000 and reached and client.life == RUNNING:
                     raise Broken(f"ORDER: {request} overtakes {other}, which waits and can be reached")
         if owner != previous or after.token != before.token:
             self._judge_grant(world, i, command, before, after)
@@ -870,11 +944,14 @@ class Handoff:
                 equal = " with equal tokens" if after.token <= client.token <= after.top else ""
                 raise Broken(f"TOLD{equal}: {owner} is granted the lock while {mine} is believed in")
         if granted and (owner != previous or after.token != before.token):
-            if after.token <= world.top or after.top < after.token:
-                raise Broken(f"TOKEN: {owner} gets {after.token} to {after.top} after {world.top}")
+            self._judge_token(world, owner, after.token, after.top)
             if world.now < world.kept and name != "force":
                 raise Broken(f"KEEP: {owner} is granted the lock before the time for which it was kept")
-            world.top = max(world.top, after.top)
+
+    def _judge_token(self, world: World, owner: str | None, token: int, top: int) -> None:
+        if token <= world.top or top < token:
+            raise Broken(f"TOKEN: {owner} gets {token} to {top} after {world.top}")
+        world.top = max(world.top, top)
 
     # --- steps
 
@@ -1034,8 +1111,8 @@ class Handoff:
         assert data is not None
         if view(data).owner:
             force, ask = (
-                Command(name, 0, 0, 0, (text,))
-                for name, text in (("force", 0), ("request_release", "please"))
+                Command(name, 0, 0, 0, arguments)
+                for name, arguments in (("force", (0, "")), ("request_release", ("please",)))
             )
             yield "force_release", lambda w: self._execute(w, 0, w.primary, force) and None, "force"
             yield "request_release", lambda w: self._execute(w, 0, w.primary, ask) and None, "ask"
@@ -1081,7 +1158,8 @@ class Handoff:
         client = world.clients[i]
         if client.sent:
             world.late += ((i, client.home, client.sent),)
-        ghosts = client.ghosts + (() if noticed or client.feed is None else (client.feed,))
+        present = (client.feed, client.subscription)
+        ghosts = client.ghosts + (() if noticed or client.feed is None else (present,))
         world.clients[i] = Client(0, None, DEAD, number=client.number, ghosts=ghosts)
 
     # --- a fair schedule

@@ -7,6 +7,7 @@ from typing import Any
 from tests.model.explore import Run
 from tests.model.handoff import ANSWERS, COMMANDS, MESSAGES, Handoff
 from tests.model.redis_server import Change
+from tests.model.replicas import Replicated
 
 __all__ = ["DESIGN", "REMOVALS"]
 
@@ -16,7 +17,10 @@ ONCE, TWICE, THREE = (1, 1), (2, 2), (1, 1, 1)
 FREE_PATH = "if not f[1] and f[4] == f[5] and not f[6] then"
 EXPIRED = "(f[1] and tonumber(f[2]) <= now)"
 GIVEN_AGAIN: Change = ("", "published = reached and top or published", "")
-UNCOUNTED: tuple[Change, ...] = (("", "redis.pcall('PUBSUB', 'NUMSUB', to)[2]", "1"), GIVEN_AGAIN)
+UNCOUNTED: tuple[Change, ...] = (
+    ("", "redis.pcall('PUBSUB', 'NUMSUB', to .. subscription)[2]", "1"),
+    GIVEN_AGAIN,
+)
 """The scripts up to format 5: a grant is published first, and taken back where nobody received it; its token is given again."""
 ALWAYS: tuple[Change, ...] = (("", "subscribed\n    and string.format(", "string.format("),)
 """A message names a token also where the subscribers are not counted."""
@@ -34,11 +38,12 @@ def without(
     client: tuple[str, ...] = (),
     fair: int = 0,
     deep: bool = False,
+    model: type[Handoff] = Handoff,
     **options: Any,
 ) -> Run:
     """Return a run with these changes of the scripts, and without these rules of the client."""
     options = {"ticks": 5, "changes": scripts, "removed": client, **options}
-    return Run(name, rule, breaks, turns, Handoff, fair, deep, options)
+    return Run(name, rule, breaks, turns, model, fair, deep, options)
 
 
 REMOVALS = (
@@ -323,6 +328,19 @@ REMOVALS = (
         ticks=0,
     ),
     without(
+        "client: a channel for each subscription",
+        "without INFO, a client counts its present subscription alone: the server may not have noticed the end of an earlier one",
+        "EXCLUSION",
+        (2, 1),
+        client=("a channel for each subscription",),
+        deep=True,
+        faults={"split": 1, "slow": 1},
+        slow=(COMMANDS, 0),
+        ghosts=(None, 1),
+        info=False,
+        ticks=0,
+    ),
+    without(
         "client: after subscribing",
         "... whichever connection came up last",
         "EXCLUSION",
@@ -333,12 +351,81 @@ REMOVALS = (
         slow=(COMMANDS, 0),
         ticks=0,
     ),
+    # A replica that lags.
+    without(
+        "replicas: none",
+        "a failover loses writes: without replicas= two are inside",
+        "TOLD",
+        faults={"switch": 1},
+        model=Replicated,
+        ticks=0,
+        replicas=False,
+    ),
+    without(
+        "replicas: after the answers",
+        "a barrier is sent after the answers that it covers",
+        "TOLD",
+        client=("after the answers",),
+        faults={"switch": 1},
+        model=Replicated,
+        grain=0,
+        ticks=0,
+    ),
+    without(
+        "replicas: one server",
+        "... at the server that gave them",
+        "TOLD",
+        client=("one server",),
+        faults={"split": 1},
+        model=Replicated,
+        ticks=0,
+    ),
+    without(
+        "replicas: renewals wait",
+        "a renewal counts after a barrier",
+        "TAKEN",
+        client=("renewals wait",),
+        faults={"switch": 1},
+        model=Replicated,
+        ticks=3,
+    ),
+    without(
+        "replicas: pushes only wake",
+        "a grant that was pushed is entered after its confirmation and a barrier",
+        "TOLD",
+        (2, 2),
+        client=("pushes only wake",),
+        faults={"switch": 1, "cancel": 1},
+        model=Replicated,
+        ticks=1,
+    ),
+    without(
+        "replicas: remembers a loss until then",
+        "a loss that is reported before the barrier makes the grant none",
+        "TOLD",
+        client=("remembers a loss until then",),
+        faults={"force": 1},
+        model=Replicated,
+        ticks=0,
+    ),
 )
 
 
-def design(name: str, turns: tuple[int, ...] = ONCE, *, fair: int = 5, **options: Any) -> Run:
+def design(
+    name: str,
+    turns: tuple[int, ...] = ONCE,
+    *,
+    fair: int = 5,
+    model: type[Handoff] = Handoff,
+    **options: Any,
+) -> Run:
     """Return a run with all rules."""
-    return Run(name, "all rules", "", turns, Handoff, fair, options=options)
+    return Run(name, "all rules", "", turns, model, fair, options=options)
+
+
+def confirmed(name: str, turns: tuple[int, ...] = ONCE, *, fair: int = 0, **options: Any) -> Run:
+    """Return a run with all rules and a replica that lags; what a failover loses stays until its ttl, so few schedules are fair."""
+    return design(name, turns, fair=fair, model=Replicated, **options)
 
 
 DESIGN = (
@@ -387,6 +474,15 @@ DESIGN = (
         info=False,
         faults={"split": 1, "subscription": 1, "astray": 1},
     ),
+    design(
+        "the primary goes on, without INFO, still counted at the other",
+        (2, 1),
+        info=False,
+        faults={"split": 1, "slow": 1},
+        slow=(COMMANDS, 0),
+        ghosts=(None, 1),
+        ticks=0,
+    ),
     design("subscribers are not counted", counts=False, faults={"switch": 1, "lose": 1}),
     design("subscribers are not counted, at a replica", THREE, counts=False, feeds=(0, 1, 0), ticks=4),
     design("the primary goes on, not counted", THREE, counts=False, faults={"split": 1}, ticks=4),
@@ -395,4 +491,19 @@ DESIGN = (
     design("write locks, force, slow", family="many_", faults={"force": 1, "slow": 1}),
     design("write locks, failover", THREE, family="many_", faults={"switch": 1}, ticks=4),
     design("write locks, the primary goes on", family="many_", faults={"split": 1, "slow": 1}, ticks=4),
+    confirmed("replicas, no fault", fair=5, ticks=4),
+    confirmed("replicas, two turns, too few", TWICE, fair=5, faults={"few": 1}, ticks=4),
+    confirmed("replicas, failover", TWICE, faults={"switch": 1}, ticks=5),
+    confirmed("replicas, failover, three clients", THREE, faults={"switch": 1}, ticks=4),
+    confirmed("replicas, failover, too few, cancel", faults={"switch": 1, "few": 1, "cancel": 1}, ticks=5),
+    confirmed("replicas, failover, slow", faults={"switch": 1, "slow": 1}, ticks=5),
+    confirmed("replicas, failover, stop", faults={"switch": 1, "stop": 1}, ticks=7),
+    confirmed("replicas, failover, force", faults={"switch": 1, "force": 1}, ticks=5),
+    confirmed("replicas, failover, cut, slow", faults={"switch": 1, "cut": 1, "slow": 1}, ticks=4),
+    confirmed("replicas, failover, messages are lost", (2, 1), faults={"switch": 1, "lose": 2}, ticks=5),
+    confirmed("replicas, failover, on their own", grain=1, faults={"switch": 1}, ticks=3),
+    confirmed("replicas, the primary goes on", TWICE, faults={"split": 1}, ticks=5),
+    confirmed("replicas, the primary goes on, slow", faults={"split": 1, "slow": 1}, ticks=5),
+    confirmed("replicas, the primary goes on, three clients", THREE, faults={"split": 1}, ticks=4),
+    confirmed("replicas, write locks, failover", family="many_", faults={"switch": 1}, ticks=5),
 )

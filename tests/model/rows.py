@@ -13,7 +13,9 @@ heard at any later time, or never.
   the store's clock), ``mute`` (a notification is lost), ``reboot`` (of the machine of a store that only its processes use: they
   die, unflushed writes are lost, and their programs begin again with what is left of them), ``warned`` (a flushed write is made,
   shown to others and not on the standby, and its answer says so: a crash, after which the standby takes over, undoes it unless a
-  later flushed write was answered).
+  later flushed write was answered), ``shown`` (others see a flushed write before it is flushed: a crash undoes it until it is
+  answered; in a store that flushes every write, as InnoDB does), ``undone`` (the server has undone the transaction of a write, or says so
+  after it has counted; the store has repeated it, and the answer is that of the repetition).
 * *Promises*: EXCLUSION, what clients believe to hold is compatible (after a deletion or a forced release for one ttl more);
   TOKEN, every grant has a token above all earlier ones of its lock; KEEP, no grant while a lock is kept; LEAK, no entry
   of a living session that its client has forgotten; FALSE LOSS, no client reports a loss while its hold stands under a
@@ -163,6 +165,8 @@ class Message(NamedTuple):
     """The client has given it up."""
     fresh: bool = True
     """Sent after the newest answer about its row arrived."""
+    flushing: bool = False
+    """Executed and shown, and neither durable nor answered."""
 
 
 class World(NamedTuple):
@@ -213,6 +217,8 @@ FAULTS = (
     "mute",
     "reboot",
     "warned",
+    "shown",
+    "undone",
 )
 
 
@@ -256,7 +262,7 @@ class Model:
 
     :param claims: for each client and each lock, the claims that it makes one after the other.
     :param ttl: ticks of the sessions, one for all or for each client.
-    :param kinds: the kinds of messages that ``late``, ``broken`` and ``warned`` may hit.
+    :param kinds: the kinds of messages that ``late``, ``broken``, ``warned``, ``shown`` and ``undone`` may hit.
     :param stops: the clients that may be stopped.
     :param statements: enter by statements that the server evaluates.
     :param clock: takeover by the store's clock.
@@ -289,7 +295,10 @@ class Model:
         self.locks = range(len(claims[0]))
         self.ttl = ttl if isinstance(ttl, tuple) else (ttl,) * self.count
         self.faults = tuple((faults or {}).get(name, 0) for name in FAULTS)
-        self.standby = bool(self.faults[FAULTS.index("warned")])
+        self.flushes = bool(self.faults[FAULTS.index("shown")])
+        """True if the store flushes every write."""
+        self.reads_prove = not (self.flushes or self.faults[FAULTS.index("warned")])
+        """False if others see a write before it is durable."""
         self.removed = frozenset(removed)
         self.limit, self.kinds = limit, kinds
         self.stops = range(self.count) if stops is None else stops
@@ -586,7 +595,7 @@ class Model:
             old, new, flushed, _ = payload
             if (row[0] if row else 0) != old:
                 return world, (False, 0), ""
-            durable = None if flushed else self._unflushed(world)
+            durable = None if flushed or self.flushes else self._unflushed(world)
             world, violation = self._grants(world, lock, row, new)
             world = world._replace(locks=at(world.locks, lock, new), durable=durable)
             return world, (True, world.top[lock] + 1), violation
@@ -645,7 +654,7 @@ class Model:
             slots.append(slot)
         series = client.series if "series" in self.removed else ()
         undurable = client.undurable if "check first" in self.removed else ()
-        if self.standby:
+        if not self.reads_prove:
             client = client._replace(dead=())
         return client._replace(slots=tuple(slots), series=series, undurable=undurable)
 
@@ -731,7 +740,10 @@ class Model:
             if me in holds:
                 since = 0 if "until of the answer" in self.removed else age
                 shown = since if slot.phase != GOT else min(slot.shown, since)
-                unproven = self.standby and not written and (slot.phase != GOT or slot.seen)
+                unproven = not self.reads_prove and not written and (slot.phase != GOT or slot.seen)
+                # In a log of one order, what another client has written is either durable before anything that follows from it
+                # or repeated by that client; one's own write is not, once it was given up.
+                unproven = unproven and (slot.dirty or not self.flushes)
                 seen = unproven and "grants are proved" not in self.removed
                 slot = slot._replace(phase=GOT, shown=shown, seen=seen)
             else:
@@ -914,7 +926,7 @@ class Model:
             return self.session_over(world, i, client)
         sent = dict(client.sent)
         age = min(client.age, sent.get(found.version, self.cap))
-        if self.standby and "heartbeats are proved" not in self.removed:
+        if not self.reads_prove and "heartbeats are proved" not in self.removed:
             # It is repeated at once.
             age, client = client.age, client._replace(beat=1)
         client = client._replace(
@@ -1166,11 +1178,10 @@ class Model:
 
     def moves(self, world: World, *, faults: bool) -> Iterator[tuple[int, str, World, str]]:
         """Yield rank, label, next state and violation of each step."""
-        late, broken, stop, cancel, warned = (
-            self.spend(world, name) for name in ("late", "broken", "stop", "cancel", "warned")
+        names = ("late", "broken", "stop", "cancel", "warned", "shown", "undone")
+        late, broken, stop, cancel, warned, shown, undone = (
+            self.spend(world, name) if faults else None for name in names
         )
-        if not faults:
-            late = broken = stop = cancel = warned = None
         waits = False
         for index, message in enumerate(world.messages):
             rest = world._replace(messages=world.messages[:index] + world.messages[index + 1 :])
@@ -1190,7 +1201,9 @@ class Model:
                     violation,
                 )
             elif not world.clients[i].stopped:
-                after, note, violation = self.hear(rest, i, message)
+                # It was flushed by now, and what was written before it.
+                durable = None if message.flushing else rest.durable
+                after, note, violation = self.hear(rest._replace(durable=durable), i, message)
                 yield ENTER, f"client {i} hears late: {self.show(message)}{note}", self.norm(after), violation
             if (
                 broken
@@ -1236,13 +1249,21 @@ class Model:
                     yield self._break(acted, message, broken, "FAULT")
                 if warned and message.kind in WRITES & set(self.kinds) and done.durable is None:
                     # A flushed write; what it has not changed, nobody has to wait for.
-                    after = done._replace(
+                    shows = done._replace(
                         durable=self._unflushed(acted),
                         budget=warned,
                         clients=at(done.clients, i, self.broken(done.clients[i], message)),
                     )
                     label = f"{label}{self.reply(result)}: FAULT, on the primary alone"
-                    yield FAULT, label, self.norm(after), violation
+                    yield FAULT, label, self.norm(shows), violation
+                if shown and message.kind in WRITES & set(self.kinds) and done.durable is None:
+                    flushing = message._replace(result=result, flushing=True)
+                    shows = done._replace(
+                        durable=self._unflushed(acted), budget=shown, messages=(*done.messages, flushing)
+                    )
+                    yield FAULT, f"{label}: FAULT, shown before it is flushed", self.norm(shows), violation
+                if undone and message.kind in WRITES & set(self.kinds):
+                    yield from self._undone(acted, done, message, undone, label)
                 if stop and i in self.stops and message.kind in self.kinds and message.kind in WRITES:
                     halted = at(acted.clients, i, after._replace(stopped=True))
                     flying = acted._replace(messages=(*acted.messages, message), clients=halted, budget=stop)
@@ -1251,6 +1272,38 @@ class Model:
             yield TICK, "-- tick --", self.norm(self.tick(world)), ""
         if faults:
             yield from self._accidents(world)
+
+    def _undone(
+        self, before: World, done: World, message: Message, budget: tuple, label: str
+    ) -> Iterator[tuple[int, str, World, str]]:
+        """Yield what may follow when the server says that the transaction of a write was undone, with the store's repetition of it.
+
+        ``before`` is the state without the write, ``done`` the one with it.
+        """
+        i = message.client
+        made, answer = (True, 0), (False, 0)
+        if message.kind == "H":
+            versions = tuple(row[0] if row else 0 for row in before.locks)
+            made, answer = (True, versions), (False, versions)
+        outcomes = [
+            ("it has counted, and the repetition is refused", done, answer),
+            ("its row is locked, also for the repetition", before, answer),
+        ]
+        if "rolled back first" in self.removed:
+            # A part of a transaction that stays open is committed with the next one.
+            late = before._replace(messages=(*before.messages, message._replace(orphan=True, fresh=False)))
+            outcomes.append(("it is committed later", late, answer))
+        if "singly" in self.removed:
+            # Its place in a transaction was before the statement that found the transaction undone, and began another one.
+            outcomes.append(("it was the first half, and the second is answered", before, made))
+        for what, world, result in outcomes:
+            after, note, violation = self.hear(world, i, message._replace(result=result))
+            yield (
+                FAULT,
+                f"{label}: FAULT, undone: {what}{note}",
+                self.norm(after._replace(budget=budget)),
+                violation,
+            )
 
     def _break(self, world: World, message: Message, budget: tuple, word: str) -> tuple[int, str, World, str]:
         i = message.client
@@ -1324,7 +1377,7 @@ class Model:
                     messages.append(message)
             elif not clients[i].stopped:
                 clients[i] = self.broken(clients[i], message)
-            elif message.result is not None and (
+            elif (message.result is not None and not message.flushing) and (
                 message.kind != "W" or "answers of the connection" in self.removed
             ):
                 messages.append(message)
@@ -1557,5 +1610,6 @@ def _order(message: Message) -> tuple:
         message.lock,
         message.orphan,
         message.result is not None,
+        message.flushing,
         message.age,
     )

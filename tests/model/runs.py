@@ -395,6 +395,51 @@ REMOVALS = (
     ),
 )
 
+REMOVALS = (
+    *REMOVALS,
+    without(
+        "heartbeats are proved",
+        "(22) ... where others see each write before it is flushed as well",
+        "EXCLUSION",
+        deep=True,
+        ttl=2,
+        clock=True,
+        kinds="H",
+        faults={"shown": 2, "broken": 1, "crash": 1},
+        tokens=False,
+    ),
+    without(
+        "grants are proved",
+        "(22) ... and so does a grant that a read finds there",
+        "EXCLUSION",
+        faults={"shown": 1, "broken": 1, "crash": 1},
+        tokens=False,
+    ),
+    without(
+        "own heartbeats",
+        "(23) a write that is refused may have counted: its transaction was said to be undone, and the store has repeated it",
+        "FALSE LOSS",
+        faults={"undone": 1},
+        kinds="H",
+    ),
+    without(
+        "rolled back first",
+        "(23) the store ends a transaction that has failed before it repeats a part of it, or begins another one",
+        "LEAK",
+        ALONE,
+        faults={"undone": 1, "cancel": 1},
+        kinds="W",
+    ),
+    without(
+        "singly",
+        "(24) each write is a statement of its own where a server may undo the beginning of a transaction and go on",
+        "EXCLUSION",
+        faults={"undone": 1},
+        kinds="W",
+        tokens=False,
+    ),
+)
+
 LIVES = tuple(
     Run(rule, f"(12) another life of a hold: {rule}", "BELIEF", (), LivesModel, options={"removed": (rule,)})
     for rule in (
@@ -454,6 +499,23 @@ DESIGN = (
     design("statements, keep", KEEPS, faults={"stop": 1, "crash": 1}, statements=True),
     Run("other lives of a hold, late, lost and repeated", "all rules", "", (), LivesModel),
     design("a standby takes over, warned writes", faults={"warned": 2, "crash": 1}, clock=True, fair=100),
+    design(
+        "each write is shown before it is flushed",
+        faults={"shown": 1, "crash": 1, "stop": 1},
+        clock=True,
+        fair=100,
+    ),
+    design(
+        "each write is shown before it is flushed, force, a broken connection",
+        faults={"shown": 1, "crash": 1, "force": 1, "broken": 1},
+    ),
+    design(
+        "transactions are undone, late writes, a cancelled claim",
+        faults={"undone": 2, "late": 1, "cancel": 1},
+        kinds="WHD",
+        fair=100,
+    ),
+    design("transactions are undone, keep, crash", KEEPS, faults={"undone": 1, "crash": 1}, fair=100),
     design(
         "a standby takes over, statements, force",
         faults={"warned": 1, "crash": 1, "force": 1},

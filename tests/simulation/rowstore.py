@@ -46,6 +46,7 @@ class RowServer:
         enters: bool = False,
         expires: bool = False,
         standby: bool = False,
+        in_order: bool = False,
     ) -> None:
         self.clock = clock
         self.push = push
@@ -57,6 +58,9 @@ class RowServer:
         """Whether clients take a session without a row for dead."""
         self.standby = standby
         """Whether flushed writes wait for a standby, which takes over by :meth:`crash`."""
+        self.in_order = in_order
+        """Whether others see a write before it is flushed, and each flush has all writes before it: while it is ``away``, none is flushed,
+        and answers are lost."""
         self.away = False
         """Whether the standby is away, and an administrator ends each wait for it: a write is made, and its answer is a warning."""
         self.rows: dict[str, StoredRow] = {}
@@ -201,7 +205,8 @@ class MemoryRowStore(RowStore):
         self.transport = transport
         self.push = server.push
         self.expires = server.expires
-        self.reads_prove = not server.standby
+        self.reads_prove = not (server.standby or server.in_order)
+        self.in_order = server.in_order
         words = {"exclusion", "fencing", "fifo", "keep", "no-eviction"}
         self.capabilities = frozenset(words | {"push"} if server.push else words)
         self.poll = poll

@@ -23,6 +23,7 @@ from random import Random
 
 from aiolock.backends.memory import MemoryBackend
 from aiolock.client import Client
+from aiolock.core.capabilities import Downgrade
 from aiolock.core.hold import BLOCKS
 from aiolock.errors import AcquireTimeout, BackendUnavailable, BarrierBroken, LockLost
 from aiolock.kinds.reentrant import ReentrantLock
@@ -239,7 +240,8 @@ class World:
         if random.random() < 0.1 and not self.lives.has(lease):
             with self.invariants.timed(op, "renew()", peer.command_timeout):
                 await lease.renew()
-        if lease.kind.mode is Mode.WRITE and lease.held and random.random() < 0.3:
+        turns = lease.kind.mode is Mode.WRITE and lease.held and random.random() < 0.3
+        if turns and isinstance(lease._hold.validity.claim, Downgrade):
             with self.invariants.timed(op, "downgrade()", peer.command_timeout):
                 await lease.downgrade()
             self.log(op, f"has {lease!r} after a downgrade")

@@ -101,8 +101,8 @@ class Service:
         ]
         return holders, [request.label for request in queue]
 
-    def force(self, space: str, family: str, name: str) -> bool:
-        return self._locks.force(_key(space, family, name), system_clock())
+    def force(self, space: str, family: str, name: str, token: int | None = None) -> bool:
+        return self._locks.force(_key(space, family, name), system_clock(), token)
 
     def ask(self, space: str, family: str, name: str, reason: str) -> bool:
         return self._locks.request(_key(space, family, name), reason, system_clock())

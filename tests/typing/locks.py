@@ -8,6 +8,7 @@ ignore that is not needed is an error as well.
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import assert_type
 
 import prometheus_client
@@ -15,9 +16,12 @@ from opentelemetry.trace import get_tracer_provider
 
 from aiolock import (
     Client,
+    Holder,
     JointLease,
+    Kept,
     Lease,
     LockEvent,
+    SkipEvent,
     etcd,
     lock_all,
     opentelemetry,
@@ -90,6 +94,18 @@ def callbacks(client: Client, event: LockEvent) -> None:
     prometheus.export(client, prometheus_client.CollectorRegistry())
     opentelemetry.instrument(client, tracer_provider=get_tracer_provider())
     client.on_lost(lambda: None)  # type: ignore[type-var]
+
+    @client.on_skipped
+    def skipped(event: SkipEvent) -> None:
+        assert_type(
+            (event.holder, event.kept, event.until), tuple[Holder | None, Kept | None, datetime | None]
+        )
+
+    skipped(SkipEvent("report:a", "report:{tenant}"))
+    assert_type(client.on_renewal_failing(count)(event), int)
+    assert_type((event.remaining, event.error), tuple[float, str])
+    client.on_skipped(count)  # type: ignore[type-var]
+    client.on_renewal_failing(skipped)  # type: ignore[type-var]
 
 
 async def main() -> int:

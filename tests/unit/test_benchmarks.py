@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import math
 import os
+import re
 import sys
 
 import pytest
@@ -158,9 +159,19 @@ def test_the_pages_say_what_the_committed_results_say():
     results = pages.RESULTS.read_text()
     for page in pages.PAGES:
         text = page.read_text()
-        assert "<!-- figures: " in text
+        assert re.search("<!-- (figures|conditions): ", text), page
         assert pages.render(text, results) == text, f"{page.name}: run python -m benchmarks.pages"
     assert pages.main(["--check"]) == 0
+
+
+def test_what_stands_beside_the_chart_is_what_was_measured():
+    """Who cannot see the picture reads its figures; they are those of the committed run."""
+    found = {r.name: r for run in loaded(pages.RESULTS.read_text()) for r in run.reports}["redis/handover"]
+    whos = ("redis-py", "redis-py 0.001", "aiolock")
+    default, often, ours = (f"{found.rows[who]['p50'].median / 1000:.2g} ms" for who in whos)
+    told = f"redis-py as it comes {default}, redis-py asking every millisecond {often}, aiolock {ours}"
+    for page in ("README.md", "docs/topics/performance.md"):
+        assert told in (pages.ROOT / page).read_text(), page
 
 
 def test_the_committed_runs_are_complete():

@@ -64,11 +64,14 @@ async def test_options_of_the_client_are_the_defaults_of_its_locks(connect):
             assert (await client.lock("a").inspect()).holders[0].label == "other"
 
 
-async def test_the_default_label_names_the_process(connect):
+async def test_a_holder_is_named_by_its_process_and_by_its_label_if_it_has_one(connect):
     async with connect() as client, client.lock("a") as lease:
         [holder] = (await client.lock("a").inspect()).holders
-        assert holder.label == f"{socket.gethostname()}:{os.getpid()}"
+        assert (holder.label, holder.host, holder.pid) == ("", socket.gethostname(), os.getpid())
         assert holder.token == lease.token
+    async with connect(label="a: 5") as client, client.lock("a"):
+        [holder] = (await client.lock("a").inspect()).holders
+        assert (holder.label, holder.host, holder.pid) == ("a: 5", socket.gethostname(), os.getpid())
 
 
 async def test_requirements_that_are_met(connect):
@@ -196,6 +199,30 @@ async def test_a_closing_that_is_not_waited_for_goes_on(connect):
     backend.gone.set_result(None)
     await client.aclose()
     assert repr(client) == "<Client of memory, closed>"
+
+
+async def test_closing_many_holds_leaves_time_to_other_tasks(connect):
+    client = await connect(ttl=30).open()
+    leases = [await client.lock(f"{number}").acquire() for number in range(1_000)]
+    closing = asyncio.ensure_future(client.aclose())
+    seen = set()
+    while not closing.done():
+        seen.add(sum(lease.lost for lease in leases))
+        await asyncio.sleep(0)
+    assert max(seen) == 1_000
+    assert len(seen) > 3
+
+
+def test_every_hold_is_lost_also_where_the_end_of_the_loop_cancels_the_closing(server):
+    async def main() -> list[aiolock.Lease]:
+        client = await aiolock.Client(MemoryBackend(server=server), ttl=30).open()
+        leases = [await client.lock(f"{number}").acquire() for number in range(1_000)]
+        asyncio.ensure_future(client.aclose())  # noqa: RUF006 - the end of the loop cancels it
+        await leases[0].wait_lost()
+        assert not leases[-1].lost
+        return leases
+
+    assert all(lease.lost for lease in asyncio.run(main()))
 
 
 async def test_closing_waits_for_a_dead_server_no_longer_than_told():

@@ -137,6 +137,24 @@ def test_every_page_is_in_the_index():
             assert f"\n{page.relative_to(ROOT / 'docs').with_suffix('')}\n" in index, page
 
 
+def test_comparisons_have_ours_first_and_name_what_was_read():
+    """The style sheet keeps the first two columns in sight, so these are the names of the rows and aiolock."""
+    page = ROOT / "docs/topics/comparison.md"
+    tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
+    assert len(tables) == 3
+    for table in tables:
+        head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        assert head[0] == ""
+        assert head[1].startswith("**aiolock** ")
+        assert all(re.search(r" \d+\.\d+(\.\d+)?$", name) for name in head[1:]), head
+        assert rows[0][0] == "read in"
+        assert all("`" in cell for cell in rows[0][2:]), rows[0]
+        assert {len(row) for row in rows} == {len(head)}, "a cell has a bar in it"
+    styles = (ROOT / "docs/_static/pages.css").read_text()
+    title = re.sub(r"\W+", "-", page.read_text().partition("\n")[0].removeprefix("# ").lower())
+    assert re.search(rf"#{title} .*nth-child\(2\)\) {{[^}}]*position: sticky", styles)
+
+
 def members(cls: type) -> set[str]:
     return {
         name for name, value in vars(cls).items() if not name.startswith("_") and not isinstance(value, type)

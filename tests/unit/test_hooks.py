@@ -1,18 +1,23 @@
-"""Hooks: callbacks for acquired, released and lost leases; what they are given, and that their errors harm no lock."""
+"""Hooks: callbacks for the moments of leases and for skipped jobs; what they are given, and that their errors harm no lock."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+import time
+from collections.abc import Iterator
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.metrics import TEMPLATES, TemplateCounter
 from aiolock.testing import lose
 from tests.faults.staging import until
+from tests.servers import Redis
 from tests.sweep import MODES, Attempt, attempt, sweep
 
 MOMENTS = ("acquired", "released", "lost")
@@ -383,8 +388,438 @@ async def async_callback(event: aiolock.LockEvent) -> None: ...
 @pytest.mark.parametrize(
     "wrong", [None, "print", 3, async_callback], ids=["nothing", "a text", "a number", "async"]
 )
-@pytest.mark.parametrize("moment", ["on_acquired", "on_released", "on_lost"])
+@pytest.mark.parametrize(
+    "moment", ["on_acquired", "on_released", "on_lost", "on_renewal_failing", "on_skipped"]
+)
 def test_what_is_no_plain_function_is_refused(moment, wrong):
     client = aiolock.connect("memory://")
     with pytest.raises(aiolock.ConfigError, match=f"^{moment} must be given a plain function, not "):
         getattr(client, moment)(wrong)
+
+
+# --- skipped jobs
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+def connect(request):
+    """Make a client of one of two servers, in a namespace of the test."""
+    namespace = secrets.token_hex(4)
+    memory = request.param == "memory"
+    url = f"memory://{namespace}" if memory else request.getfixturevalue("redis").url
+    return lambda **options: aiolock.connect(url, namespace=namespace, **options)
+
+
+def job_of(client: aiolock.Client, **options: object):
+    """A job for each tenant, which lasts until its event is set."""
+
+    @client.once("report:{tenant}", **options)
+    async def report(tenant: str, done: asyncio.Event) -> str:
+        await done.wait()
+        return "done"
+
+    return report
+
+
+async def test_a_skip_tells_the_holder_and_its_end(connect):
+    async with connect(ttl=5, label="first") as one, connect() as other:
+        seen: list[aiolock.SkipEvent] = []
+        assert other.on_skipped(seen.append) == seen.append
+        done, now = asyncio.Event(), datetime.now(UTC)
+        run = asyncio.create_task(job_of(one)("a", done))
+        await until(lambda: one.stats()["held"] == 1)
+        assert await job_of(other)("a", done) is None
+        done.set()
+        assert await run == "done"
+        assert await job_of(other)("a", done) == "done"
+        [event] = seen
+        assert (event.name, event.template, event.kept) == ("report:a", "report:{tenant}", None)
+        assert event.holder.label == "first"
+        assert now < event.until < now + timedelta(seconds=60)
+        figures = other.stats()
+        assert (figures["skipped"], figures["skipped_by_template"]) == (1, {"report:{tenant}": 1})
+        assert figures["timeouts"] == 0
+        # A job that runs has a counter as well.
+        assert one.stats()["skipped_by_template"] == {"report:{tenant}": 0}
+
+
+async def test_a_skip_tells_the_run_that_counts_and_its_end(connect):
+    async with connect(label="first") as one, connect() as other:
+        seen: list[aiolock.SkipEvent] = []
+        other.on_skipped(seen.append)
+        done, now = asyncio.Event(), datetime.now(UTC)
+        done.set()
+        assert await job_of(one, at_least=600)("a", done) == "done"
+        assert await job_of(other, at_least=600)("a", done) is None
+        [event] = seen
+        assert event.holder is None
+        assert event.kept.last_holder == "first"
+        assert event.until == event.kept.until
+        assert now + timedelta(seconds=500) < event.until < now + timedelta(seconds=700)
+
+
+async def test_without_a_callback_the_server_is_not_asked_who_has_a_skipped_job(client, caplog, monkeypatch):
+    async def never(*_: object) -> None:
+        pytest.fail("the server was asked")
+
+    monkeypatch.setattr(client._backend, "inspect", never)
+    async with aiolock.connect("memory://hooks") as rival, rival.lock("report:a"):
+        with caplog.at_level(logging.DEBUG, "aiolock.once"):
+            assert await job_of(client)("a", asyncio.Event()) is None
+    [record] = caplog.records
+    assert record.getMessage() == "skipped 'report:a'"
+    assert (record.aiolock_lock, record.aiolock_template) == ("report:a", "report:{tenant}")
+
+
+async def test_a_skip_is_logged_with_what_is_known(client, caplog):
+    client.on_skipped(lambda event: None)
+    async with aiolock.connect("memory://hooks", label="first") as rival, rival.lock("report:a"):
+        with caplog.at_level(logging.DEBUG, "aiolock.once"):
+            assert await job_of(client)("a", asyncio.Event()) is None
+    [record] = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert record.aiolock_holder == "first"
+    assert record.getMessage() == f"skipped 'report:a', held by 'first' until {record.aiolock_until}"
+
+
+async def test_a_holder_that_cannot_be_found_out_is_no_error(client, monkeypatch):
+    async def fail(*_: object) -> None:
+        raise aiolock.BackendUnavailable("the server is away")
+
+    seen = []
+    client.on_skipped(seen.append)
+    monkeypatch.setattr(client._backend, "inspect", fail)
+    async with aiolock.connect("memory://hooks") as rival, rival.lock("report:a"):
+        assert await job_of(client)("a", asyncio.Event()) is None
+    assert seen == [aiolock.SkipEvent("report:a", "report:{tenant}")]
+
+
+async def test_other_answers_than_a_skipped_job_are_no_skips(client):
+    seen = []
+    client.on_skipped(seen.append)
+    async with aiolock.connect("memory://hooks") as rival, rival.lock("x"):
+        assert await client.lock("x").try_acquire() is None
+        with pytest.raises(aiolock.AcquireTimeout):
+            await client.lock("x").acquire(timeout=0)
+    assert (seen, client.stats()["skipped"]) == ([], 0)
+    # Nobody is told of the acquire of a client that has this callback alone.
+    assert not client._generations.hooks.active
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_an_error_of_a_callback_of_a_skip_is_logged(client, caplog, error):
+    def fail(event: aiolock.SkipEvent) -> None:
+        raise error
+
+    seen = []
+    client.on_skipped(fail)
+    client.on_skipped(seen.append)
+    async with aiolock.connect("memory://hooks") as rival, rival.lock("report:a"):
+        assert await job_of(client)("a", asyncio.Event()) is None
+    assert len(seen) == 1
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
+        f"a callback of on_skipped raised {error.__name__} for lock 'report:a'"
+    ]
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_a_callback_of_a_skip_that_ends_the_program_costs_no_hold(end):
+    server = MemoryServer()
+
+    async def program() -> None:
+        async with aiolock.Client(MemoryBackend(server=server)) as client:
+
+            def leave(event: aiolock.SkipEvent) -> None:
+                raise end
+
+            client.on_skipped(leave)
+            rival = aiolock.Client(MemoryBackend(server=server))
+            async with rival, client.lock("x"), rival.lock("report:a"):
+                await job_of(client)("a", asyncio.Event())
+
+    with pytest.raises(end):
+        asyncio.run(program())
+
+    async def afterwards() -> None:
+        async with aiolock.Client(MemoryBackend(server=server), ttl=60) as other:
+            assert await other.locks() == []
+
+    asyncio.run(afterwards())
+
+
+async def test_a_skipped_call_that_is_cancelled_while_the_server_is_asked_leaves_nothing(client, monkeypatch):
+    asked = asyncio.Event()
+
+    async def wait(*_: object) -> None:
+        asked.set()
+        await asyncio.sleep(60)
+
+    client.on_skipped(lambda event: None)
+    monkeypatch.setattr(client._backend, "inspect", wait)
+    async with aiolock.connect("memory://hooks") as rival, rival.lock("report:a"):
+        call = asyncio.create_task(job_of(client)("a", asyncio.Event()))
+        await asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert (client.stats()["skipped"], client.stats()["held"], client.stats()["waiting"]) == (1, 0, 0)
+
+
+async def test_threads_are_told_of_skips_as_well(connect):
+    import aiolock.portal
+
+    def work() -> tuple[list[aiolock.SkipEvent], str | None, dict[str, int]]:
+        seen = []
+        with aiolock.portal.SyncClient(connect()) as client:
+            client.on_skipped(seen.append)
+
+            @client.once("report:{tenant}")
+            def report(tenant: str) -> str:
+                return "done"
+
+            return seen, report("a"), client.stats()["skipped_by_template"]
+
+    async with connect(label="first") as one, one.lock("report:a"):
+        [event], result, counts = await asyncio.to_thread(work)
+    assert (event.name, event.template, event.holder.label) == ("report:a", "report:{tenant}", "first")
+    assert (result, counts) == (None, {"report:{tenant}": 1})
+
+
+def test_templates_beyond_the_first_thousand_are_counted_together():
+    """A program may make a job for each name, so that a counter for each would grow for ever."""
+    counter = TemplateCounter()
+    for number in range(TEMPLATES + 100):
+        counter.count(f"report:{number}")
+    counter.count("report:7")
+    assert (len(counter), counter[""], counter["report:7"]) == (TEMPLATES + 1, 100, 2)
+
+
+# --- renewals that fail
+
+
+class Failing:
+    """Has the renewals of one client fail, or get through."""
+
+    def __init__(self, client: aiolock.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing = False
+        self.failed = 0
+        renew = client._backend.renew
+
+        async def fail(claims):
+            if self.failing:
+                self.failed += 1
+                raise aiolock.BackendUnavailable("the server is away")
+            return await renew(claims)
+
+        monkeypatch.setattr(client._backend, "renew", fail)
+
+
+async def test_a_renewal_that_fails_is_told_once_until_one_succeeds(monkeypatch):
+    async with aiolock.connect("memory://failing", ttl=1.5) as client:
+        server, told = Failing(client, monkeypatch), []
+        client.on_renewal_failing(told.append)
+        async with client.lock("x") as lease:
+            for streak in (1, 2):
+                server.failing, before = True, server.failed
+                await until(lambda before=before: server.failed >= before + 3)
+                assert len(told) == streak
+                server.failing = False
+                renewals = client.stats()["slack"].count
+                await until(lambda renewals=renewals: client.stats()["slack"].count > renewals)
+            lease.check()
+        first = told[0]
+        assert (first.name, first.token, first.template) == ("x", lease.token, "")
+        assert first.error == "the server is away"
+        assert 0 < first.remaining < 1.5
+        assert first.held > 0
+        assert (first.reason, first.released) == (None, False)
+        assert first.remaining + first.held <= 1.6
+        assert client.stats()["renewal_failures"] == server.failed
+
+
+async def test_an_outage_of_the_server_is_told_while_the_lease_holds(monkeypatch):
+    with Redis() as server:
+        async with aiolock.connect(server.url, ttl=6, command_timeout=0.5) as client:
+            told, lost = asyncio.Queue(), []
+            client.on_renewal_failing(told.put_nowait)
+            client.on_lost(lost.append)
+            async with client.lock("x") as lease:
+                server.freeze()
+                try:
+                    async with asyncio.timeout(20):
+                        event = await told.get()
+                    lease.check()
+                    assert 0 < event.remaining < 6
+                    assert event.error
+                finally:
+                    server.thaw()
+                renewals = client.stats()["slack"].count
+                await until(lambda: client.stats()["slack"].count > renewals)
+                lease.check()
+            assert lost == []
+
+
+async def test_the_next_holder_of_this_client_is_told_as_well(monkeypatch):
+    async with aiolock.connect("memory://failing", ttl=10) as client:
+        server, told = Failing(client, monkeypatch), []
+        client.on_renewal_failing(told.append)
+        # The first grant of a name that the server does not know has a single token.
+        async with client.lock("x"):
+            pass
+        server.failing = True
+        first = await client.lock("x").acquire()
+        second = asyncio.create_task(client.lock("x").acquire())
+        await until(lambda: client.stats()["waiting"] == 1)
+        validity = first._hold.validity
+        for lease in (first, second):
+            lease = await lease if lease is second else lease
+            failures = client.stats()["renewal_failures"]
+            client._runtime.scheduler._ask([validity], client._runtime.clock())
+            await until(lambda failures=failures: client.stats()["renewal_failures"] > failures)
+            assert told[-1].token == lease.token
+            await lease.release()
+        assert client.stats()["passed"] == 1
+        assert len(told) == 2
+
+
+async def test_a_hold_that_is_not_renewed_has_no_failing_renewals(monkeypatch):
+    async with aiolock.connect("memory://failing", ttl=1.5) as client:
+        server, told = Failing(client, monkeypatch), []
+        client.on_renewal_failing(told.append)
+        server.failing = True
+        async with client.lock("x", renew=False):
+            await until(lambda: server.failed)
+            await until(lambda: client.stats()["renewal_failures"])
+        assert told == []
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+async def test_an_error_of_a_callback_of_a_failing_renewal_costs_no_hold(monkeypatch, caplog, error):
+    async with aiolock.connect("memory://failing", ttl=1.5) as client:
+        server = Failing(client, monkeypatch)
+
+        def fail(event: aiolock.LockEvent) -> None:
+            server.failing = False
+            raise error
+
+        client.on_renewal_failing(fail)
+        server.failing = True
+        async with client.lock("x") as lease, client.lock("y") as other:
+            await until(lambda: client.stats()["slack"].count >= 2)
+            lease.check()
+            other.check()
+    messages = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
+    assert messages == {
+        f"a callback of on_renewal_failing raised {error.__name__} for lock {name!r}" for name in "xy"
+    }
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_a_callback_of_a_failing_renewal_that_ends_the_program_goes_on_after_the_holds_are_due_again(
+    monkeypatch, end
+):
+    loop = asyncio.new_event_loop()
+
+    async def program(client: aiolock.Client) -> tuple[aiolock.Lease, ...]:
+        await client.open()
+        return await client.lock("x").acquire(), await client.lock("y").acquire()
+
+    def leave(event: aiolock.LockEvent) -> None:
+        raise end
+
+    client = aiolock.connect("memory://failing", ttl=1.5)
+    client.on_renewal_failing(leave)
+    server = Failing(client, monkeypatch)
+    leases = loop.run_until_complete(program(client))
+    server.failing = True
+    with pytest.raises(end):
+        loop.run_until_complete(asyncio.sleep(60))
+    server.failing = False
+
+    async def rest() -> None:
+        await until(lambda: client.stats()["slack"].count >= 2)
+        for lease in leases:
+            lease.check()
+            await lease.release()
+        await client.aclose()
+
+    loop.run_until_complete(rest())
+    loop.close()
+
+
+def test_threads_are_told_of_failing_renewals_as_well(monkeypatch):
+    import aiolock.portal
+
+    inner = aiolock.connect("memory://failing", ttl=1.5)
+    told = []
+    with aiolock.portal.SyncClient(inner) as client:
+        server = Failing(inner, monkeypatch)
+        server.failing = True
+
+        @client.on_renewal_failing
+        def tell(event: aiolock.LockEvent) -> None:
+            told.append(event.template)
+            server.failing = False
+
+        @client.locked("order:{number}")
+        def pay(number: int) -> None:
+            while not client.stats()["slack"].count:
+                time.sleep(0.01)
+
+        pay(42)
+    assert told == ["order:{number}"]
+
+
+@pytest.mark.parametrize("moment", ["on_acquired", "on_skipped", "on_released"])
+def test_a_callback_of_a_job_that_ends_the_program_ends_the_thread_that_called(moment):
+    """And not the loop of the portal, by which other threads would lose their locks."""
+    import aiolock.portal
+
+    def leave(event: object) -> None:
+        raise SystemExit(3)
+
+    with (
+        aiolock.portal.connect("memory://hooks") as rival,
+        aiolock.portal.connect("memory://hooks") as client,
+        client.lock("y") as lease,
+    ):
+        getattr(client, moment)(leave)
+        taken = rival.lock("x").acquire() if moment == "on_skipped" else None
+        with pytest.raises(SystemExit, match="3"):
+            client.once("x")(lambda: None)()
+        lease.check()
+        assert rival.lock("x").locked() == (taken is not None)
+
+
+def test_a_callback_that_no_thread_waits_for_costs_no_hold_of_a_portal(caplog, monkeypatch):
+    import aiolock.portal
+
+    def leave(event: aiolock.LockEvent) -> None:
+        server.failing = False
+        raise SystemExit(3)
+
+    inner = aiolock.connect("memory://failing", ttl=1.5)
+    with aiolock.portal.SyncClient(inner) as client:
+        server = Failing(inner, monkeypatch)
+        client.on_renewal_failing(leave)
+        client.on_lost(leave)
+        with client.lock("x") as lease:
+            lost = client.lock("y").acquire()
+            client.lock("y").force_release()
+            assert lost.wait_lost(10) == "force-released"
+            server.failing = True
+            failures = client.stats()["renewal_failures"]
+            while client.stats()["renewal_failures"] == failures:
+                time.sleep(0.01)
+            lease.renew()
+            lease.check()
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert messages == [
+        "a callback of on_lost raised RuntimeError for lock 'y'",
+        "a callback of on_renewal_failing raised RuntimeError for lock 'x'",
+    ]

@@ -18,11 +18,11 @@ PACKAGE = Path(aiolock.__file__).parent
 
 ORDER = [
     {"errors", "clock", "core.forks", "core.wakeup"},
-    {"types", "validation", "metrics", "signals", "core.logs", "core.suspend", "backends.dialects"},
+    {"types", "validation", "metrics", "signals", "core.logs", "core.suspend", "backends.foreign_parameters"},
     {"backends.urls", "core.hooks", "core.inbox", "core.limiter", "core.present", "core.tasks"},
     {"core.backend"},
     {"core.capabilities"},
-    {"core.renewal", "core.register_writer", "backends"},
+    {"core.renewal", "core.register", "backends"},
     {"core.runtime"},
     {"core.cancellation"},
     {"core.hold"},
@@ -65,7 +65,7 @@ BACKENDS_MAY_IMPORT = {
     "backends.callers",
     "backends.diagnosis",
     "backends.dial",
-    "backends.dialects",
+    "backends.foreign_parameters",
     "backends.experimental",
     "backends.rows",
     "backends.sql",
@@ -185,7 +185,7 @@ def test_only_the_registry_knows_backends():
     for module, path in MODULES.items():
         if not module.startswith("backends."):
             known = {name for name in split(path)[0] if name.startswith("backends.")}
-            aliases = {"backends.dialects"} if module == "backends" else set()
+            aliases = {"backends.foreign_parameters"} if module == "backends" else set()
             assert known <= {"backends.sql"} | aliases | IN_MEMORY.get(module, set()), module
 
 
@@ -275,6 +275,7 @@ def test_public_is_what_is_listed():
         "ReentrantLock",
         "ReleaseRequest",
         "Semaphore",
+        "SkipEvent",
         "TransactionLock",
         "UnsafeBackend",
         "UnsupportedKind",

@@ -7,6 +7,7 @@ import warnings
 from decimal import Decimal
 
 import pytest
+import redis.asyncio
 
 import aiolock
 from aiolock.backends import redact
@@ -473,6 +474,17 @@ def test_unknown_options_of_a_client():
         match=r"^connect\(\) has no option timeouts, nmaespace; it has namespace, ttl, timeout, .*, and for memory:// server, transport",
     ):
         aiolock.connect("memory://", timeouts=3, nmaespace="x")
+    for address, scheme, own in (
+        ("redis://h", "redis", "username, .*credential_provider"),
+        ("unix:///s", "unix", "username, .*credential_provider"),
+        ("redis+cluster://h", r"redis\+cluster", "username, .*credential_provider"),
+        ("redis+sentinel://h/s", r"redis\+sentinel", "username, .*sentinel_password, credential_provider"),
+        (["redis://a", "redis://b", "redis://c"], "redis", "username, .*credential_provider"),
+        (redis.asyncio.Redis(), "redis", "username, .*credential_provider"),
+    ):
+        its = rf"^connect\(\) has no option timeouts; it has namespace, ttl, timeout, .*, and for {scheme}:// {own}; did you mean timeout\?$"
+        with pytest.raises(aiolock.ConfigError, match=its):
+            aiolock.connect(address, timeouts=3)
     with pytest.raises(TypeError, match="positional"):
         aiolock.connect("memory://", "x")
     with pytest.raises(TypeError, match="positional"):

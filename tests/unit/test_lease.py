@@ -44,7 +44,12 @@ class Home:
         self.left: list[tuple[Hold, float]] = []
         backend = SimpleNamespace(name="none", capabilities={"keep"}, concurrency=1)
         self.runtime = Runtime(
-            backend, clock=lambda: self.now, random=Random(1), command_timeout=1.0, label="test"
+            backend,
+            clock=lambda: self.now,
+            random=Random(1),
+            command_timeout=1.0,
+            label="test",
+            caller="host:1",
         )
         self.runtime.state = State.OPEN
         self.runtime.loop = asyncio.get_running_loop()

@@ -77,7 +77,12 @@ class Stage:
         self.now = 0.0
         self.backend = ScriptedBackend(*answers)
         self.runtime = Runtime(
-            self.backend, clock=lambda: self.now, random=Random(1), command_timeout=5.0, label="test"
+            self.backend,
+            clock=lambda: self.now,
+            random=Random(1),
+            command_timeout=5.0,
+            label="test",
+            caller="host:1",
         )
         self.runtime.state = State.OPEN
         self.runtime.loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 import aiolock
+from aiolock.client import report_figures
 from aiolock.metrics import SECONDS, SHARES, Distribution, Histogram
 from tests.faults.staging import until
 
@@ -158,3 +159,38 @@ async def test_synchronous_clients_have_the_same_figures():
             return client.stats()
 
     assert set(await asyncio.to_thread(look)) == set(aiolock.metrics.Figures.__annotations__)
+
+
+# --- reports of figures
+
+
+async def test_figures_are_reported_while_a_client_is_open_and_when_it_closes(monkeypatch):
+    monkeypatch.setattr("aiolock.core.runtime.REPORT_EVERY", 0.01)
+    client = aiolock.connect("memory://reports")
+    reports: list[tuple[bool, int]] = []
+    report_figures(client, lambda opening: reports.append((opening.over, opening.figures()["held"])))
+    for _ in range(2):
+        async with client:
+            await until(lambda: reports)
+            async with client.lock("x"):
+                await until(lambda: (False, 1) in reports)
+        assert reports[-1] == (True, 0)
+        assert reports.count((True, 0)) == 1
+        reports.clear()
+
+
+async def test_a_report_that_fails_is_logged_and_costs_no_lock(client, monkeypatch, caplog):
+    monkeypatch.setattr("aiolock.core.runtime.REPORT_EVERY", 0.01)
+    reports: list[object] = []
+
+    def fail(opening: object) -> None:
+        reports.append(opening)
+        raise OSError("no space left on device")
+
+    async with client.lock("x") as lease:
+        # Of an open client, and from another thread, as that of a portal.
+        await asyncio.to_thread(report_figures, client, fail)
+        await until(lambda: len(reports) > 2)
+        lease.check()
+    messages = {record.getMessage() for record in caplog.records}
+    assert "the figures of a client could not be reported: OSError('no space left on device')" in messages

@@ -80,6 +80,7 @@ def test_every_public_class_has_a_counterpart():
         aiolock.Leader,
         aiolock.LockEvent,
         aiolock.LockInfo,
+        aiolock.SkipEvent,
         aiolock.Waiting,
         aiolock.TransactionLock,
     }

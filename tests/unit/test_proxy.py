@@ -197,6 +197,14 @@ async def test_without_faults_frames_pass_both_ways_and_are_counted():
         assert echo.heard == [bulk(text) for text in (b"a", b"b", b"c", b"d")]
 
 
+async def test_small_frames_are_sent_at_once_both_ways():
+    """Each frame of an answer would else wait 40 ms for the one before: no client with a short timeout could log in."""
+    async with echo_behind() as (_, proxy), client_of(proxy) as client:
+        await client.ask(b"a")
+        sockets = [end.transport.get_extra_info("socket") for end in proxy.ends]
+        assert [made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for made in sockets] == [1, 1]
+
+
 async def test_a_closed_client_is_closed_at_the_server_too():
     async with echo_behind() as (echo, proxy), client_of(proxy) as client:
         await client.ask(b"a")

@@ -867,6 +867,31 @@ def test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed(first):
 
 
 @staged
+async def test_a_hold_that_ends_between_the_look_and_its_release_by_force_costs_the_next_nothing():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        held, grant = await one.acquire()
+        waiting = one.claim()
+        assert await waiting.acquire(wait=True) is None
+        read = two.backend._read
+
+        async def read_and_end(name: str, family: Family) -> Any:
+            found = await read(name, family)
+            await held.release()
+            return found
+
+        two.backend._read = read_and_end
+        assert await two.backend.force_release("x", Family.LOCK, grant.token) is False
+        two.backend._read = read
+        await waiting.inbox.wait()
+        successor = await waiting.acquire(wait=True)
+        assert isinstance(successor, Grant)
+        [renewal] = await one.backend.renew([waiting])
+        assert isinstance(renewal, Grant)
+        assert await two.backend.force_release("x", Family.LOCK, successor.token)
+
+
+@staged
 async def test_a_position_under_a_session_that_is_gone_brings_no_grant():
     server = serve(push=False)
     async with Side(server) as one, Side(server) as two, Side(server) as three:
@@ -2197,13 +2222,38 @@ async def test_a_hand_over_to_another_client_costs_one_flushed_write_more_with_a
 
 
 @staged
+async def test_a_hand_over_costs_no_write_more_where_each_flush_has_all_writes_before_it():
+    costs = {}
+    for in_order in (False, True):
+        server = serve(in_order=in_order)
+        async with Side(server) as one, Side(server) as two:
+            first, _ = await one.acquire()
+            waiting = two.claim()
+            assert await waiting.acquire(wait=True) is None
+            writes = server.writes
+            await first.release()
+            await waiting.inbox.wait()
+            costs[in_order] = server.writes - writes
+            assert await waiting.acquire(wait=True) is not None
+            await waiting.release()
+    assert costs[True] == costs[False]
+
+
+@staged
+async def test_an_own_grant_that_a_read_finds_is_believed_after_a_later_write_where_others_see_it_before_it_is_flushed():
+    server = serve(in_order=True)
+    async with Side(server) as one:
+        await found_by_a_read(server, one, enters=False)
+
+
+@staged
 async def test_a_read_is_proved_by_a_write_that_was_sent_after_its_answer_on_the_same_connection():
     async with Side(serve()) as one:
-        assert one.backend.context.read() is None
+        assert one.backend.context.read(doubt=False) is None
     async with Side(serve(standby=True)) as one:
         context = one.backend.context
         before = context.flight()
-        read = context.read()
+        read = context.read(doubt=False)
         context.flushed(before)
         assert not context.proves(read)
         context.flushed(context.flight())

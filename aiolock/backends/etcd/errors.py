@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from aiolock.backends.urls import Host
+from aiolock.backends.urls import Host, ended_by_peer, is_alert
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 
 __all__ = [
@@ -85,8 +85,11 @@ def refused(host: Host, answer: bytes, *, tls: bool) -> BackendRefused:
     )
 
 
-def unreachable(host: Host, error: BaseException, *, tls: bool) -> BackendError:
-    """Return the error of this library for one that came while a connection was made; the caller chains it."""
+def unreachable(host: Host, error: BaseException, *, tls: bool, encrypted: bool = False) -> BackendError:
+    """Return the error of this library for one that came while a connection was made; the caller chains it.
+
+    :param encrypted: the handshake of TLS had ended, so that the server speaks it.
+    """
     if isinstance(error, BackendError):
         return error
     if isinstance(error, TimeoutError):
@@ -96,15 +99,17 @@ def unreachable(host: Host, error: BaseException, *, tls: bool) -> BackendError:
             f"{host}: its certificate is not accepted ({error.verify_message}): name its authority with tls_ca=, and the "
             "server as its certificate does"
         )
-    if not isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError | EOFError):
+    if isinstance(error, ssl.SSLError) and not ended_by_peer(error):
+        return BackendRefused(
+            f"{host} does not speak TLS at this port ({error.reason or error}): leave tls away, or name its port for TLS"
+        )
+    if not ended_by_peer(error):
         return BackendUnavailable(f"{host} cannot be reached: {error}")
     if not tls:
         return BackendUnavailable(f"{host} closed the connection; it may demand TLS: tls=true, or be no etcd")
-    # A server that demands a certificate says so and closes the connection: whether its alert or the end arrives first is chance.
-    alert = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
-    reason = f" ({error.reason or error})" if isinstance(error, ssl.SSLError) and alert else ""
-    kind = BackendRefused if alert else BackendUnavailable
-    return kind(
-        f"{host}: no TLS connection came about{reason}; it may serve no TLS, or demand a certificate of the client: see tls, "
-        "tls_cert and tls_key"
+    reason = f" ({error.reason})" if isinstance(error, ssl.SSLError) and is_alert(error) else ""
+    other = "" if reason or encrypted else ", or not speak TLS at this port"
+    return BackendUnavailable(
+        f"{host} ended the TLS connection before it could be used{reason}; it may demand a certificate of the client: see tls, "
+        f"tls_cert and tls_key{other}"
     )

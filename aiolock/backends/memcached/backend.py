@@ -147,9 +147,9 @@ class MemcachedBackend(Administration, RegisterStore, Diagnosis):
         """Return the holders and the queue of a lock."""
         return await self._at(name, family).inspect(name, family)
 
-    async def force_release(self, name: str, family: Family) -> bool:
-        """End all holds of a lock."""
-        return await self._at(name, family).force_release(name, family)
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """End all holds of a lock, or that of a token."""
+        return await self._at(name, family).force_release(name, family, token)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Notify the holders of a lock."""

@@ -441,10 +441,10 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         waiters = tuple(Waiting(request.label, request.mode, request.permits) for request in queue)
         return LockInfo.of_holds(name, holders, waiters, family, limit)
 
-    async def force_release(self, name: str, family: Family) -> bool:
-        """End all holds of a lock."""
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """End all holds of a lock, or that of a token."""
         key = self.key(name, family)
-        return await self._context.ask(lambda machine, now: machine.force(key, now))
+        return await self._context.ask(lambda machine, now: machine.force(key, now, token))
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Notify the holders of a lock."""

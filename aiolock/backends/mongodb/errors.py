@@ -28,6 +28,8 @@ REFUSALS = {
 """Codes after which the same request fails again, and what they mean here."""
 FOREIGN = re.compile(r"Message length|opcode|response id|not authenticate|InvalidBSON", re.IGNORECASE)
 """Complaints of the driver about a server that is none of MongoDB."""
+ENDED = re.compile(r"connection (is already )?closed|SSL handshake failed", re.IGNORECASE)
+"""Words of the driver about a server that ended a connection before it answered."""
 CONFIGURED = re.compile(r" \(configured timeouts: [^)]*\)")
 
 
@@ -48,6 +50,10 @@ def translate(error: Exception, address: str) -> BackendError:
         return BackendRefused(f"{text}; name its authority with tls_ca=, and the members as it does")
     if isinstance(error, ProtocolError) or FOREIGN.search(sentence):
         return BackendRefused(f"{text}; this is no MongoDB, or it demands TLS: tls=true")
+    if ENDED.search(sentence):
+        return BackendUnavailable(
+            f"{text}; it may demand TLS (tls=true), or a certificate of the client (tls_cert=)"
+        )
     if "SASLprep" in sentence:
         return BackendRefused(f"{text}; the password has characters that SCRAM-SHA-256 does not allow")
     if isinstance(error, ConfigurationError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from aiolock.backends.dialects import MONGODB
+from aiolock.backends.foreign_parameters import MONGODB
 from aiolock.backends.urls import Form, Host, file, flag, parse, text, tls_context
 from aiolock.errors import ConfigError, shorten
 
@@ -102,5 +102,5 @@ _FORM = Form(
         "tls_cert": file,
     },
     several=True,
-    dialect=MONGODB,
+    foreign=MONGODB,
 )

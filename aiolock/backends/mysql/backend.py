@@ -292,9 +292,9 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         """Return holders and waiters, as far as the server knows."""
         return await self._context.within(self.mode.inspect(name, family))
 
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Take a lock from its holder."""
-        return await self._context.within(self.mode.force_release(name, family))
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """Take a lock from its holders, or from the one that has a token."""
+        return await self._context.within(self.mode.force_release(name, family, token))
 
     def caller_lock(self, request: Request, connection: object) -> CallerLock:
         """Return a row lock in the caller's own transaction; in the row mode."""
@@ -311,7 +311,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             raise UnsupportedKind(
                 "confirm() inside a transaction", f"{self.name} with ?mode={self._mode_name}", advice
             )
-        return await confirm(self._context, self.callers, claim, connection)
+        return await confirm(self._context, self.callers, claim, connection, self.mode.renew)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Write the reason to the row, which the renewals of its holders read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from aiomysql.cursors import Cursor
@@ -25,6 +25,7 @@ from aiolock.backends.mysql.errors import (
 from aiolock.backends.mysql.listener import ListeningClaim
 from aiolock.backends.mysql.renewal import RowClaim
 from aiolock.clock import Deadline
+from aiolock.core.backend import Claim, Renewal
 from aiolock.errors import (
     BackendRefused,
     BackendUnavailable,
@@ -32,6 +33,7 @@ from aiolock.errors import (
     DeadlockDetected,
     LockError,
     UnsafeBackend,
+    copy_of,
     shorten,
 )
 
@@ -197,9 +199,19 @@ def _decoded(value: Any) -> Any:
 # statement of its decision. None does before the end of a transaction that has it locked, not even if the ttl of the hold
 # ends in the meantime. So what the transaction writes is committed before a later holder can do anything. Until then this
 # hold is not renewed either.
+#
+# Plain reads of a transaction of REPEATABLE READ answer from the snapshot of its first one. A plain read of the row tells whether
+# that is as young as the hold, and so shows what the holders before have committed. A hand-over between tasks of the client
+# writes nothing; so a renewal before reports the present lease, and the snapshot has to show that report.
 
 
-async def confirm(context: Context, callers: Callers, claim: RowClaim, connection: Any) -> bool:
+async def confirm(
+    context: Context,
+    callers: Callers,
+    claim: RowClaim,
+    connection: Any,
+    renew: Callable[[Sequence[Claim]], Coroutine[Any, Any, Sequence[Renewal]]],
+) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
     Raises as :meth:`Confirmation.confirm` does, and :class:`UnsafeBackend` on a cluster, and with
@@ -219,24 +231,49 @@ async def confirm(context: Context, callers: Callers, claim: RowClaim, connectio
         )
     deadline = Deadline.after(context.timeout, context.clock)
     caller = MySQLConnection(context, callers, connection)
-    there, _ = await context.within(ask_identity(context, "server_address"))
+    kind = "request" if isinstance(claim, ListeningClaim) else "hold"
+    shown = context.statements(f"shown_{kind}", id=quote(claim.key), owner=quote(claim.owner))
+    there, [rows] = await context.within(ask_identity(context, "confirm_address", shown=shown))
+    present = 0 if claim.present is None else claim.present.token
+    handed_over = bool(rows) and present > int(rows[0][0])
+    if handed_over and not _shows(rows, present):
+        [renewal] = await context.within(renew([claim]))
+        if isinstance(renewal, Exception):
+            raise copy_of(renewal)
+    confirming = _confirm(
+        context, caller, claim, there, f"confirm_{kind}", shown, present if handed_over else 0
+    )
     try:
-        return await caller.within(deadline.left(), _confirm(context, caller, claim, there))
+        return await caller.within(deadline.left(), confirming)
     except TimeoutError as error:
         raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
 
 
-async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, there: ServerIdentity) -> bool:
-    """Lock the row of the hold on the caller's connection, and return whether the claim still has it; a task of the client runs it."""
-    name = "confirm_request" if isinstance(claim, ListeningClaim) else "confirm_hold"
+async def _confirm(
+    context: Context,
+    caller: MySQLConnection,
+    claim: RowClaim,
+    there: ServerIdentity,
+    statement: str,
+    shown: str,
+    present: int,
+) -> bool:
+    """Lock the row of the hold on the caller's connection, and return whether the claim still has it; a task of the client runs it.
+
+    ``shown`` is the plain read of the hold, which has to show the token ``present``, if that is not 0.
+    """
     try:
         async with caller.connection.cursor(Cursor) as cursor:
             await caller.check(cursor, there)
             caller.blocks = True
             if caller.leaving:
                 raise TimeoutError
-            await cursor.execute(context.statements(name, id=quote(claim.key), owner=quote(claim.owner)))
+            await cursor.execute(context.statements(statement, id=quote(claim.key), owner=quote(claim.owner)))
             row = await cursor.fetchone()
+            if row is None or _decoded(row[0]) != claim.owner:
+                return False
+            await cursor.execute(shown)
+            rows = await cursor.fetchall()
     except (LockError, RuntimeError, TimeoutError):
         raise
     except Exception as error:
@@ -245,4 +282,21 @@ async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, t
                 f"{context.address}: another transaction has the row of the lock locked"
             ) from error
         raise caller.translated(error, claim.request.name) from error
-    return row is not None and _decoded(row[0]) == claim.owner
+    name = shorten(claim.request.name)
+    if not rows:
+        raise BackendUnavailable(
+            f"{context.address}: the transaction read before {name} was acquired, so it sees what was there before: roll it back, "
+            "and begin it again; one of READ COMMITTED has no such snapshot"
+        )
+    if present and not _shows(rows, present):
+        raise BackendUnavailable(
+            f"{context.address}: a task of this client has handed {name} over, and whether the transaction, which read before "
+            "this, sees what that task has committed cannot be found out: roll it back and begin it again, begin it as READ COMMITTED, or "
+            "lock with fair=True"
+        )
+    return True
+
+
+def _shows(rows: Sequence[tuple[Any, ...]], token: int) -> bool:
+    """Return whether a renewal has reported the present lease with this token, by the rows of a plain read."""
+    return any(_decoded(report) == str(token) for _, report in rows)

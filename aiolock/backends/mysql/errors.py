@@ -10,7 +10,7 @@ import ssl
 
 import pymysql.err
 
-from aiolock.backends.urls import NAME_AUTHORITY
+from aiolock.backends.urls import NAME_AUTHORITY, ended_by_peer
 from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError, shorten
 
 __all__ = [
@@ -62,6 +62,7 @@ XA_ENDED = {1399}
 """An XA transaction that takes no more statements, and has its locks until XA COMMIT or XA ROLLBACK."""
 TLS_ALONE = {1045, 3159, 1698}
 """A login that was refused, perhaps because it came without TLS: an account that must use it is refused in the words of a wrong password."""
+DIRECT = "if this port speaks TLS from the beginning, as that of a proxy may, name one that begins without it, with tls=verify"
 NO_USE = {2026, 2061}
 """TLS, or a way of logging in, that one of both sides does not have: another try cannot help."""
 ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
@@ -115,17 +116,33 @@ def locked(error: BaseException) -> bool:
     return isinstance(error, Late) or code(error.__cause__) in NOT_NOW
 
 
-def translate(error: Exception, address: str, *, plain: bool = False) -> LockError:
-    """Return the error of this library for one of the driver's; the caller chains it.
-
-    :param plain: a login without TLS failed, over a network.
-    """
+def _login_hint(error: Exception, *, plain: bool) -> str:
+    """Return what may be wrong with TLS, if a login over a network failed with this error."""
     number = code(error)
-    text = f"{address}: {_sentence(error)}"
-    if plain and number in TLS_ALONE:
-        text += (
+    certificate = (
+        "if the server demands a certificate of the client, give tls= an ssl.SSLContext that has one"
+    )
+    if number in TLS_ALONE and plain:
+        return (
             "; if the server or this account admits TLS alone, write tls=verify into the address or beside it"
         )
+    if number in TLS_ALONE:
+        return f"; {certificate}"
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+        return ""
+    if number in ENDING or ended_by_peer(error):
+        return f"; {DIRECT}" if plain else f"; {certificate}; {DIRECT}"
+    # A server speaks first; one of TLS waits for the client.
+    return f"; {DIRECT}" if isinstance(error, TimeoutError) else ""
+
+
+def translate(error: Exception, address: str, *, plain: bool | None = None) -> LockError:
+    """Return the error of this library for one of the driver's; the caller chains it.
+
+    :param plain: whether it is of a login over a network without TLS; ``None`` for anything but such a login.
+    """
+    number = code(error)
+    text = f"{address}: {_sentence(error)}{'' if plain is None else _login_hint(error, plain=plain)}"
     if isinstance(error.__cause__, ssl.SSLCertVerificationError):
         return BackendRefused(f"{text}; {NAME_AUTHORITY}")
     if number in DEADLOCK:

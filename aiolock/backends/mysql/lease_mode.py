@@ -119,15 +119,22 @@ class LeaseMode:
         waiting = await in_queue(context, others.rows)
         return LockInfo.of_holds(name, map(_holder, holders.rows), waiting, family)
 
-    async def force_release(self, name: str, family: Family) -> bool:
+    async def force_release(self, name: str, family: Family, token: int | None) -> bool:
         """Free the row; then end the session of the holder, so that it learns of it at once and the next waiter wakes.
 
         Cancelling it leaves open how much of that the server does.
         """
         if family.shareable:
-            return await self.sharing.force_release(name, family)
+            return await self.sharing.force_release(name, family, token)
         key, turnstile = lock_names(self._context, name, family)
-        packet = self._context.statements("force", id=quote(key), turnstile=quote(turnstile))
+        packet = self._context.statements(
+            "force" if token is None else "force_token",
+            id=quote(key),
+            turnstile=quote(turnstile),
+            token=token,
+            block=BLOCK,
+            reported=self._context.statements("reported"),
+        )
         # Not twice if the answer is lost: the second would take it from the next holder.
         freed, used = await self._context.execute(packet, repeat=False)
         if not freed.changed:

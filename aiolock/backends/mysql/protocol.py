@@ -7,26 +7,22 @@ cancelled, and report the end of the connection only to a reader. The driver's r
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import aiomysql
 import pymysql.err
-from aiomysql.connection import _open_connection
-from pymysql.constants import CLIENT, COMMAND, CR, ER, FIELD_TYPE
+from pymysql.constants import COMMAND, CR, ER, FIELD_TYPE
 from pymysql.converters import decoders, through
 from pymysql.protocol import FieldDescriptorPacket
 
-from aiolock.backends.dial import open_socket
+from aiolock.backends.mysql.driver import MySQLLogin
 from aiolock.core.tasks import settle
 from aiolock.core.wakeup import read_little
 
-__all__ = ["NO_RSA", "NO_TLS", "Driver", "Result", "Wire"]
+__all__ = ["Driver", "Result", "Wire"]
 
 MOST = 0xFFFFFF
 """Bytes of one packet; a longer message would take several, and no row or statement of the library is so long."""
@@ -317,32 +313,14 @@ class Wire(asyncio.Protocol):
             self._timer = None
 
 
-# --- login
-
-NO_TLS = "the server does not offer TLS, which was asked for"
-NO_RSA = (
-    "without TLS, the password of this account (MySQL's caching_sha2_password or sha256_password) is sent encrypted by the "
-    "package cryptography, which is not installed: use tls=verify, or install cryptography"
-)
-
-NO_LOGIN = 2061
-"""MySQL's error number for a way of logging in that the client does not have."""
-
-_TCP_KEEPALIVE = (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
-"""Seconds and probes after which a dead link under a statement that waits for long is noticed."""
+# --- the connection that is logged in
 
 
-class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untyped
+class Driver(MySQLLogin):
     """One connection, opened by :meth:`connect`."""
 
-    _ssl_context: ssl.SSLContext | None
-    _reader: Any
-    _writer: Any
     wire: Wire
     """Sends and reads after the login."""
-
-    def __del__(self) -> None:
-        """Do nothing: the owner of a connection closes it, and a forked child must not."""
 
     async def connect(self, ended: Callable[[], None]) -> None:
         """Connect and log in; from then on ``ended`` is called once, when the connection ends.
@@ -355,10 +333,7 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
             self.abort()
             raise
         transport = self._writer.transport
-        sock = transport.get_extra_info("socket")
-        for option, value in _TCP_KEEPALIVE if sock.family != socket.AF_UNIX else ():
-            if hasattr(socket, option):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        self._probe_link()
         self.wire = Wire(transport, ended)
         at_end, failed = self._reader.at_eof(), self._reader.exception()
         transport.set_protocol(self.wire)
@@ -366,34 +341,6 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
             # It ended while the driver still read from it.
             self.abort()
             raise _lost(None)
-
-    async def _connect(self) -> None:
-        """Connect as the driver does, but to the first address of the host that answers."""
-        if self._unix_socket:
-            await super()._connect()
-            return
-        try:
-            opened = await open_socket(self._host, self._port)
-            self._reader, self._writer = await _open_connection(sock=opened)
-            self._set_keep_alive()
-            self._set_nodelay(True)  # noqa: FBT003 - a method of the driver
-            self._next_seq_id = 0
-            await self._get_server_information()
-            await self._request_authentication()
-        except OSError as error:
-            text = f"Can't connect to MySQL server on {self._host!r}"
-            raise pymysql.err.OperationalError(CR.CR_CONN_HOST_ERROR, text) from error
-
-    async def _request_authentication(self) -> None:
-        if self._ssl_context is not None and not self.server_capabilities & CLIENT.SSL:
-            raise pymysql.err.OperationalError(2026, NO_TLS)
-        try:
-            await super()._request_authentication()
-        except RuntimeError as error:
-            # That is how the driver says that it lacks the package.
-            if "cryptography" not in str(error):
-                raise
-            raise pymysql.err.OperationalError(NO_LOGIN, NO_RSA) from error
 
     async def execute(self, packet: str) -> list[Result]:
         """Send a packet and wait for its answers. After a cancellation the connection is of no more use."""

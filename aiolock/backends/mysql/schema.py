@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aiolock.backends.mysql.connection import MySQLSession
-from aiolock.backends.mysql.context import BLOCK, UNDONE, Context, Statements, quote
+from aiolock.backends.mysql.context import BLOCK, UNDONE, Context, quote
 from aiolock.backends.mysql.errors import NO_SUCH_TABLE, code
-from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Deadline
 from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend
 from aiolock.validation import digest
@@ -33,8 +32,10 @@ PAGE = 500
 """Number of rows of one statement."""
 
 TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS `(\S+)` \((.*?)\n\)", re.DOTALL)
-COLUMN = re.compile(r"^  (?!KEY )(\w+) (.*?)( PRIMARY KEY)?,?$", re.MULTILINE)
+COLUMN = re.compile(r"^  (?!KEY |PRIMARY )(\w+) (.*?)( PRIMARY KEY)?,?$", re.MULTILINE)
 """A column of a table: name, definition, and whether it is the primary key."""
+PRIMARY = re.compile(r"^  PRIMARY KEY \(([\w, ]+)\),?$", re.MULTILINE)
+"""A primary key of several columns."""
 KEY = re.compile(r"^  KEY (\w+) \((\w+)\),?$", re.MULTILINE)
 TYPE = re.compile(r"(\w+)(?:\((\d+)\))?( unsigned)?", re.IGNORECASE)
 COLLATION = re.compile(r"COLLATE (\w+)")
@@ -55,6 +56,26 @@ CHECKS = 3
 """Number of checks after which a slot without its mark is not that of a client that is just leaving."""
 NEWEST = 99
 """The highest version that is searched for, to name it."""
+
+
+class Described(Protocol):
+    """The answer to a statement that describes tables."""
+
+    @property
+    def rows(self) -> tuple[tuple[Any, ...], ...]:
+        """Return the rows."""
+        ...
+
+
+class TableStatements(Protocol):
+    """The statements of a set of tables."""
+
+    format: int
+    schema: str
+
+    def __call__(self, name: str, /, **values: Any) -> str:
+        """Return the packet of that name with its values filled in."""
+        ...
 
 
 class Found(NamedTuple):
@@ -102,7 +123,7 @@ async def check_tables(context: Context, session: MySQLSession) -> None:
 
 
 async def examine(
-    ask: Callable[[str], Awaitable[Sequence[Result]]], statements: Statements, address: str
+    ask: Callable[[str], Awaitable[Sequence[Described]]], statements: TableStatements, address: str
 ) -> None:
     """Raise :class:`UnsafeBackend` if tables have another data format, or cannot keep all values.
 
@@ -128,12 +149,12 @@ async def examine(
         )
 
 
-def _tables(statements: Statements) -> list[str]:
+def _tables(statements: TableStatements) -> list[str]:
     """Return the names of the tables of this format."""
     return [name for name, _ in TABLE.findall(statements.schema)]
 
 
-def _named(statements: Statements) -> str:
+def _named(statements: TableStatements) -> str:
     return ", ".join(map(quote, _tables(statements)))
 
 
@@ -167,6 +188,8 @@ def _repairs(schema: str, found: Mapping[str, Found]) -> str:
             elif not _fits(definition, *there.columns[column]):
                 changes.append(f"MODIFY COLUMN {column} {definition}")
         keys = [column for column, _, key in columns if key]
+        for several in PRIMARY.findall(body):
+            keys = several.split(", ")
         if (primary := there.indexes.get("primary", [])) != keys:
             changes += ["DROP PRIMARY KEY"] if primary else []
             changes.append(f"ADD PRIMARY KEY ({', '.join(keys)})")
@@ -221,7 +244,7 @@ async def purge(context: Context, idle: int) -> int:
 # --- the version of the data format
 
 
-def _check_comments(comments: Mapping[str, str], statements: Statements, address: str) -> None:
+def _check_comments(comments: Mapping[str, str], statements: TableStatements, address: str) -> None:
     """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1."""
     chosen = _chosen(comments, _tables(statements))
     for table, comment in chosen.items():

@@ -229,7 +229,7 @@ class HoldingMode(ABC):
         label, left = (request.label, request.ttl) if request else (other, float(silence_of(ttl)))
         return Holder(label, 0, datetime.now(UTC), left)
 
-    async def force_release(self, name: str, family: Family) -> bool:
+    async def force_release(self, name: str, family: Family, token: int | None) -> bool:  # noqa: ARG002 - none is known
         """Release a hold of this client; of another client, end it if that can be done.
 
         Cancelling it ends the waiting: a hold of this client is released all the same, and the statement that ends

@@ -172,19 +172,26 @@ class Sharing:
         limit = _limit(lock.rows, used=bool(rows)) if family is Family.SEMAPHORE else None
         return LockInfo.of_holds(name, holders, waiters, family, limit)
 
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Take it from its holders, and end a session of their clients, so that they learn it at once.
+    async def force_release(self, name: str, family: Family, token: int | None) -> bool:
+        """Take it from its holders, or from the one that has the token, and end a session of their clients, so that they learn it at once.
 
         Cancelling it leaves open how much of that the server does.
         """
         key = self.context.key(name, family)
         await self.left(key)
-        values = self.values(key, family.value, name)
-        outcome = await self.decide(key, Transaction(["force_out"], [], values, []), repeat=False)
-        [clients] = await self.context.execute(self.context.statements("forced_out", id=values["id"]))
+        values, statements = self.values(key, family.value, name), self.context.statements
+        step, its_token = "force_out", "1"
+        if token is not None:
+            step = "force_out_token"
+            its_token = statements("its_token", token=token, reported=statements("reported"))
+        force = Transaction([step], [], values | {"its_token": its_token}, [])
+        outcome = await self.decide(key, force, repeat=False)
+        [clients] = await self.context.execute(statements("forced_out", id=values["id"], its_token=its_token))
         # START TRANSACTION, the row, the ended requests; then the holds that were kept after their release, and the others.
         # After a copy that was carried out in part, the rows that were forced out say it.
-        if not any(outcome.changed[3:5]) and not (outcome.inside is None and clients.rows):
+        if not any(outcome.changed[3 : 5 if token is None else 4]) and not (
+            outcome.inside is None and clients.rows
+        ):
             return False
         session = await self.context.sessions.main()
         for (client,) in clients.rows:

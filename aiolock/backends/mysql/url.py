@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from aiolock.backends.dialects import MYSQL
+from aiolock.backends.foreign_parameters import MYSQL
 from aiolock.backends.mysql.protocol import Driver
 from aiolock.backends.sql import check_table
 from aiolock.backends.urls import (
@@ -40,7 +40,7 @@ _FORM = Form(
         "tls_ca": file,
         "unix_socket": absolute_path("the path of a socket"),
     },
-    dialect=MYSQL,
+    foreign=MYSQL,
     alone="name the server that takes writes, or the name at which it is always found",
 )
 
@@ -58,9 +58,9 @@ class Address:
     """The arguments of the driver, with the password."""
 
     @property
-    def plain(self) -> bool:
-        """True if connections go over a network without TLS."""
-        return self.arguments["ssl"] is None and self.arguments["unix_socket"] is None
+    def plain(self) -> bool | None:
+        """True if connections go over a network without TLS; ``None`` if they go over a socket of this machine."""
+        return None if self.arguments["unix_socket"] is not None else self.arguments["ssl"] is None
 
     async def connect(self, ended: Callable[[], None]) -> Driver:
         """Log in and return the connection; ``ended`` is called when it ends. Raises errors of the driver.

@@ -9,7 +9,7 @@ import ssl
 
 import asyncpg
 
-from aiolock.backends.urls import NAME_AUTHORITY
+from aiolock.backends.urls import NAME_AUTHORITY, ended_by_peer
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend
 
 __all__ = [
@@ -46,7 +46,12 @@ NO_LOGIN = "28000"
 CHECKS_HBA = "ClientAuthentication"
 """The function of the server that refuses logins by ``pg_hba.conf``."""
 PLAIN = "if the server admits TLS alone, as managed ones do, write tls=verify into the address or beside it"
-NO_TLS = "the server does not offer TLS, which was asked for"
+NO_TLS = "the server does not offer TLS, which tls= asks for"
+CERTIFICATE = "if the server demands a certificate of the client, give tls= an ssl.SSLContext that has one"
+DIRECT = "if this port speaks TLS from the beginning, as that of a proxy may, name one that begins without it"
+"""No way to begin is known there: the protocol asks for TLS on a connection that has begun."""
+CONNECTION = "08"
+"""The beginning of the codes of a connection that has ended, or of none."""
 
 
 def sqlstate(error: BaseException | None) -> str:
@@ -54,15 +59,16 @@ def sqlstate(error: BaseException | None) -> str:
     return str(getattr(error, "sqlstate", None) or "") if isinstance(error, asyncpg.PostgresError) else ""
 
 
-def translate(error: Exception, address: str, *, plain: bool = False) -> BackendError:
+def translate(error: Exception, address: str, *, plain: bool | None = None) -> BackendError:
     """Return the error of this library for one of the driver's; the caller chains it.
 
-    :param plain: a login without TLS failed, over a network.
+    :param plain: whether it is of a login over a network without TLS; ``None`` for anything but such a login.
     """
     code = sqlstate(error)
     text = f"{address}: {_sentence(error)}"
-    if plain and _demands_tls(error):
-        text += f"; {PLAIN}"
+    if plain is not None and (ended := _ended(error)) | _demands_tls(error):
+        hints = [] if NO_TLS in text else [PLAIN if plain else CERTIFICATE]
+        text = "; ".join([text, *hints, *([DIRECT] if ended else [])])
     if code in UNPREPARED:
         return UnsafeBackend(f"{text}; {SWAPPED}")
     if code == READ_ONLY:
@@ -80,8 +86,13 @@ def translate(error: Exception, address: str, *, plain: bool = False) -> Backend
     return BackendRefused(text)
 
 
+def _ended(error: Exception) -> bool:
+    """Test whether the other side ended the connection, as one does that speaks TLS alone, or demands a certificate."""
+    return sqlstate(error).startswith(CONNECTION) or ended_by_peer(error) or type(error) is ConnectionError
+
+
 def _demands_tls(error: Exception) -> bool:
-    """Test whether a server, or a proxy before it, may have refused a login because it came without TLS.
+    """Test whether a server, or a proxy before it, may have refused a login because it came without TLS or without a certificate.
 
     A server says it by the function that found no line of ``pg_hba.conf``, because texts are translated; a proxy by words.
     """

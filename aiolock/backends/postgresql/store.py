@@ -6,14 +6,16 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiolock.backends.experimental import UNTRIED
-from aiolock.backends.postgresql.connection import UNTRIED_VERSION, Connections, Driver, Facts
+from aiolock.backends.postgresql.connection import UNTRIED_VERSION, Driver, Facts, connect
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
 from aiolock.backends.postgresql.replication import gap, synchronous
 from aiolock.backends.postgresql.schema import Statements, ensure
 from aiolock.backends.postgresql.url import Address
+from aiolock.backends.rows.pipeline import Connections
 from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings
@@ -63,7 +65,7 @@ class PostgreSQLStore(RowStore):
         self._address = address
         self._statements = Statements(table)
         self._create, self._furthest, self._promises = create, furthest, promises
-        self._connections: Connections | None = None
+        self._connections: Connections[Driver] | None = None
 
     async def open(self, settings: Settings, listener: Listener) -> None:
         """Connect, check the server, create or check the table, and listen."""
@@ -72,12 +74,11 @@ class PostgreSQLStore(RowStore):
         owner = "\0".join((self._statements.table, settings.namespace)).encode()
         self._channel = f"aiolock_{hashlib.sha256(owner).hexdigest()[:16]}_"
         self._connections = Connections(
-            self._address,
-            self._statements,
+            self._address.text,
             settings,
+            partial(connect, self._address, self._statements, settings, self._subscribe),
             self._read,
             self._write,
-            self._subscribe,
             listener.interrupted,
         )
         await self._connections.open()
@@ -248,7 +249,7 @@ class PostgreSQLStore(RowStore):
         if self._connections is not None:
             await self._connections.aclose()
 
-    def _open(self) -> Connections:
+    def _open(self) -> Connections[Driver]:
         if self._connections is None:
             raise BackendUnavailable(f"{self._address.text}: the client is not open")
         return self._connections

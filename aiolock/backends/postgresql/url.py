@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from urllib.parse import unquote
 
-from aiolock.backends.dialects import POSTGRESQL
+from aiolock.backends.foreign_parameters import POSTGRESQL
 from aiolock.backends.sql import check_table
 from aiolock.backends.urls import Form, Host, absolute_path, file, one_of, optional_tls, parse, tls_mode
 from aiolock.errors import ConfigError
@@ -21,13 +21,22 @@ def _table(_: str, value: object) -> str:
     return table if "." in table else f"public.{table}"
 
 
+def _creation(name: str, value: object) -> object:
+    try:
+        return one_of("auto", "check")(name, value)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; the schema of the table is a part of its name, as in table=app.aiolock"
+        ) from None
+
+
 _FORM = Form(
     "PostgreSQL",
     "postgresql://user:password@host:5432/database",
     ("postgresql",),
     5432,
     {
-        "schema": one_of("auto", "check"),
+        "schema": _creation,
         "table": _table,
         "tls": tls_mode,
         "tls_ca": file,
@@ -36,7 +45,7 @@ _FORM = Form(
     },
     several=True,
     hostless=True,
-    dialect=POSTGRESQL,
+    foreign=POSTGRESQL,
 )
 
 
@@ -61,9 +70,9 @@ class Address:
     """Servers of which one is the primary, if the address names several; see :func:`~aiolock.backends.postgresql.primary.find`."""
 
     @property
-    def plain(self) -> bool:
-        """True if connections go over a network without TLS."""
-        return not self.arguments["ssl"] and not self.arguments["host"].startswith("/")
+    def plain(self) -> bool | None:
+        """True if connections go over a network without TLS; ``None`` if they go over a socket of this machine."""
+        return None if self.arguments["host"].startswith("/") else not self.arguments["ssl"]
 
     def at(self, host: Host) -> Self:
         """Return the address of one of its hosts."""

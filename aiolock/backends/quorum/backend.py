@@ -175,8 +175,8 @@ class QuorumBackend(Administration, Diagnosis):
             infos.sort(key=lambda info: -len(info.waiters))
         return combined(infos, self.members.needed)
 
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Release by force at every member."""
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:  # noqa: ARG002 - it has none
+        """Release by force at every member; each gives tokens of its own, so none is asked for."""
         return any(await self._ask_all(lambda member: member.force_release(name, family), "force_release"))
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from enum import Enum
 from functools import partial
 
@@ -23,7 +21,6 @@ from aiolock.backends.quorum.members import Member, Members
 from aiolock.backends.quorum.rules import majority_until
 from aiolock.clock import Deadline
 from aiolock.core.backend import (
-    NEVER,
     Certainty,
     Claim,
     Grant,
@@ -32,12 +29,10 @@ from aiolock.core.backend import (
     Request,
     confirmation_window,
 )
-from aiolock.core.capabilities import Downgrade
 from aiolock.core.inbox import WakeReason
 from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.core.tasks import Backoff, end
-from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason
-from aiolock.types import READ
+from aiolock.errors import BackendError, BackendUnavailable, LossReason
 
 __all__ = ["QuorumClaim", "Vote", "VoteState"]
 
@@ -192,30 +187,15 @@ class Vote(Certainty):
                     return Release.UNKNOWN
             await backoff.pause()
 
-    async def downgrade(self, sent: float) -> None:
-        """Make it a read hold at the member; a failure is recorded in the vote.
-
-        Cancelling it records nothing: the member may have received the request.
-        """
-        claim = self.claim
-        if await self.settled() is not VoteState.GRANTED or not isinstance(claim, Downgrade):
-            return
-        try:
-            self.take(await self.member.ask(claim.downgrade), sent)
-        except LockLost as error:
-            self.lose(error.reason)
-        except BackendError as error:
-            self.error = error
-
 
 # --- claims
 
 
-class QuorumClaim(Downgrade):
+class QuorumClaim(Claim):
     """The votes of all members for one request."""
 
     __slots__ = (
-        *("_deciding", "_demanded", "_give_up", "_leaving", "_pause", "_token", "_won"),
+        *("_deciding", "_demanded", "_give_up", "_leaving", "_pause", "_won"),
         *("members", "promised", "requested", "votes"),
     )
 
@@ -232,8 +212,6 @@ class QuorumClaim(Downgrade):
         """Seconds without requests after a retreat."""
         self._won = False
         """True once a majority was granted."""
-        self._token = 0
-        """The token of that grant."""
         self._leaving: dict[asyncio.Task[Release], Member] | None = None
         self.requested = ""
         """The reason of the last request to release."""
@@ -273,7 +251,6 @@ class QuorumClaim(Downgrade):
         vote = self.votes[number]
         if vote.known:
             vote.give_back()
-        if vote.known or vote.claim.request is not self.request:
             self.votes[number] = Vote(vote.member, self)
 
     # --- acquire
@@ -399,7 +376,6 @@ class QuorumClaim(Downgrade):
                 vote.ask(wait=True, until_granted=True)
         # Tokens of the deciding member rise; those of the others follow their own clocks.
         first, self.promised = grants[0], self.until
-        self._token = first.token
         return Grant(first.token, first.count, self.promised, any(grant.demand for grant in grants))
 
     def _retreat(self, keep: Vote | None = None) -> None:
@@ -480,56 +456,6 @@ class QuorumClaim(Downgrade):
                 if vote.state is VoteState.LOST:
                     self._replace(number)
                 self.votes[number].ask(wait=True, until_granted=True)
-
-    async def downgrade(self) -> Grant:
-        """Downgrade every vote: return when a majority has answered and the others had as much time again."""
-        sent, fixed = self._now, self.fixed
-
-        def confirmed() -> Grant | None:
-            # A vote that was pushed meanwhile may be certain for less time than was promised: it replaces no other.
-            grant = self.renewed(sent)
-            return grant if grant is not None and (fixed or grant.until >= self.promised) else None
-
-        for vote in self.votes:
-            vote.claim.fixed = fixed
-
-        steps = [
-            self.members.tasks.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
-            for vote in self.votes
-            if vote.granted or (vote.state is VoteState.NONE and vote.pending)
-        ]
-        try:
-            await self._until(lambda: confirmed() is not None, steps, sent)
-        finally:
-            for step in steps:
-                step.cancel()
-        if (reason := self.lost()) is not None:
-            raise LockLost(self.request.name, reason)
-        if (grant := confirmed()) is None:
-            raise self.failure()
-        if self.request.kind != READ:
-            self.request = replace(self.request, kind=READ)
-        if fixed:
-            # Without the vote of a member that did not answer it would be certain for less time than was promised.
-            return Grant(self._token, 1, NEVER, grant.demand)
-        # A member that did not answer goes on refusing readers: its vote is given back.
-        for number, vote in enumerate(self.votes):
-            if vote.sent < sent:
-                self._replace(number)
-        return Grant(self._token, 1, grant.until, grant.demand)
-
-    async def _until(
-        self, confirmed: Callable[[], bool], steps: Sequence[asyncio.Task[None]], sent: float
-    ) -> None:
-        """Wait until a majority has answered, and then as long again for the other steps; all within the command timeout.
-
-        The step of a vote that is on its way waits for it, which may take as long as others hold the lock there. Cancelling it
-        ends the wait only.
-        """
-        end = sent + self.members.command_timeout
-        await self.members.until(confirmed, steps, end)
-        if steps and (left := end - self._now) > 0:
-            await asyncio.wait(steps, timeout=min(left, SLACK + self._now - sent))
 
     # --- release
 

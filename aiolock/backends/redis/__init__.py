@@ -1,4 +1,4 @@
-"""Locks on a Redis or Valkey server; docs/backends/redis.md is the protocol."""
+"""Locks on a Redis or Valkey server; docs/internals/redis.md is the protocol."""
 
 from __future__ import annotations
 

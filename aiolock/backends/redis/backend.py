@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -10,18 +11,20 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
-    LOADED,
-    SCRIPTS,
     Commands,
     Format,
     MutexCommands,
+    Reply,
     Scripts,
     Tokens,
     encode,
 )
 from aiolock.backends.redis.pubsub import Messages
 from aiolock.backends.redis.register import RedisRegister, Registers
+from aiolock.backends.redis.sentinel import OF_SENTINELS
+from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.server import Concerned, RedisServer, SingleServer, Usage
+from aiolock.backends.redis.url import BESIDE, IN_URL
 from aiolock.backends.redis.waiting import BATCH, Wakeups
 from aiolock.core.backend import (
     NEVER,
@@ -35,7 +38,7 @@ from aiolock.core.backend import (
     expires_at,
 )
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
-from aiolock.errors import forgets_arguments
+from aiolock.errors import BackendUnavailable, forgets_arguments
 from aiolock.types import MUTEX, Family, Finding, LockInfo
 from aiolock.validation import escape
 
@@ -54,13 +57,18 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
     """
 
     keeps_values = True
-    scripts: ClassVar[Scripts]
+    clustered: ClassVar[bool] = False
+
+    @staticmethod
+    def passed_on(scheme: str) -> list[str]:
+        """Return the names of the options that go to the address of this scheme."""
+        return [*IN_URL, *(OF_SENTINELS if scheme in SENTINELS else ()), *BESIDE]
 
     def __init__(self, server: S) -> None:
         self._server = server
         self.address = server.address
         self._process = secrets.token_hex(16)
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._tokens = Tokens()
         self.claims: dict[int, RedisClaim] = {}
         """Claims that the server may know, by number."""
@@ -79,16 +87,18 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         self._format = Format(settings.namespace, self._server.verified)
         self._asked_format: asyncio.Future[Any] | None = None
         self._released = Released(settings.clock) if self._server.endpoint.moves else None
-        clock, limit, scripts = settings.clock, settings.command_timeout, self.scripts
+        clock, limit = settings.clock, settings.command_timeout
+        self._scripts = scripts = Scripts(cluster=self.clustered)
         self._server.bind(
             Usage(
                 settings,
                 prefix=self._prefix,
                 channel=self._channel,
-                scripts=[scripts[name] for name in LOADED],
+                scripts=scripts.loaded,
                 format=self._format,
                 on_message=lambda *message: self._messages.dispatch(*message),
                 on_push=self._push,
+                on_mute=scripts.mute,
                 on_up=self._doubt,
                 on_moved=self._check,
             )
@@ -101,7 +111,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
             wakeups = Wakeups(
                 commands.heartbeat, commands.tickets, clock=clock, random=settings.random, batch=batch
             )
-            return Context(clock, limit, commands, wakeups, self.claims, self._released, pairing)
+            confirm, numbers = self._server.confirm, self._numbers
+            return Context(
+                clock, limit, commands, wakeups, self.claims, self._released, pairing, confirm, numbers
+            )
 
         names = self._tokens, self._prefix, self._process
         self._mutex = context(MutexCommands(self._issue, scripts, *names))
@@ -134,10 +147,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         self._registers.close()
         self.claims.clear()
 
-    def _push(self, pushed: bool) -> None:  # noqa: FBT001 - its only argument
+    def _push(self, subscription: str | None) -> None:
         """Note whether messages are pushed to this client, and check all waiters, because some messages may have been missed."""
         for context in self._contexts:
-            context.wakeups.set_pushed(pushed=pushed)
+            context.wakeups.set_pushed(subscription)
         self._check_all()
 
     def _check_all(self) -> None:
@@ -170,7 +183,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
 
     def claim(self, request: Request) -> RedisClaim:
         """Return a claim with a request id of its own."""
-        self._count = number = self._count + 1
+        number = next(self._numbers)
         if request.kind is not MUTEX and request.kind.shareable:
             return SharedClaim(self._shared, request, number)
         return RedisClaim(self._mutex, request, number)
@@ -192,6 +205,22 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
             return GONE[state]
         until = NEVER if claim.fixed else expires_at(sent, claim.request.ttl)
         return Grant(0, 0, until, demand=state == 2)
+
+    async def _confirmed(
+        self, reply: Reply, claims: Sequence[Claim], answers: Sequence[Renewal], sent: float
+    ) -> list[Renewal]:
+        """Wait until enough replicas have what was prolonged, which is unknown if too few do; a loss is told at once."""
+        ends = [answer.until for answer in answers if isinstance(answer, Grant) and answer.until > NEVER]
+        if not ends or self._server.confirm is None:
+            return list(answers)
+        for claim, answer in zip(claims, answers, strict=True):
+            if isinstance(answer, str):
+                self.events.put(Event(EventKind.LOST, claim, answer))
+        try:
+            await self._server.confirm(reply, min(ends), sent)
+        except BackendUnavailable as error:
+            return [error if isinstance(each, Grant) and each.until > NEVER else each for each in answers]
+        return list(answers)
 
     def _ask_format(self) -> None:
         """Read the format anew: a hold is gone, and all data may be, so that a client of another version came first."""
@@ -216,10 +245,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         context, key = self._context(name, family)
         return admin.read(await context.commands.inspect(key), name, family)
 
-    async def force_release(self, name: str, family: Family) -> bool:
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
         """Send one script, which notifies the holders."""
         context, key = self._context(name, family)
-        taken, claim = await context.commands.force(key)
+        taken, claim = await context.commands.force(key, token)
         context.wakeups.handed_over(key, claim)
         return bool(taken)
 
@@ -246,7 +275,6 @@ class RedisBackend(BaseBackend[SingleServer]):
     """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters, and ``make`` returns one in their place."""
 
     name = "Redis"
-    scripts = SCRIPTS
     renewal_limit = 100
     """The work of a round of renewals is spread over several calls."""
 
@@ -264,7 +292,9 @@ class RedisBackend(BaseBackend[SingleServer]):
         """Renew the holds of one family in one call; those of one round leave in one write."""
         mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         sent = self.settings.clock()
-        server, *states = await renewal(mine)
+        reply = renewal(mine)
+        server, *states = await reply
         pairing = self._server.pairing
         pairing.latest = server, sent, pairing.received
-        return [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
+        answers = [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
+        return answers if self._server.confirm is None else await self._confirmed(reply, mine, answers, sent)

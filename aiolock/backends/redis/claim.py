@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from aiolock.backends.redis.commands import Arg, Commands, Reply
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import was_sent
+from aiolock.backends.redis.replicas import Confirm
 from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
 from aiolock.core.backend import NEVER, Grant, Release, Request, expires_at
@@ -38,7 +41,31 @@ MOST = 4096
 
 
 class ClaimState(Enum):
-    """The state of a claim at the server, as far as this client knows."""
+    """The state of a claim at the server, as far as this client knows.
+
+    ============= ==================================================== ============================================
+    State         Event                                                Next state
+    ============= ==================================================== ============================================
+    ``NEW``       a request is about to be sent                        ``ASKED``
+    ``NEW``       release                                              ``NEW``: the server knows nothing of it
+    ``ASKED``     answer: granted                                      ``HELD``
+    ``ASKED``     answer: a position                                   ``QUEUED``
+    ``ASKED``     answer: refused; or nothing was sent                 ``NEW``, if no other request is unanswered
+    ``QUEUED``    a grant was pushed                                   ``HELD``
+    ``QUEUED``    woken: asks again, and keeps the state meanwhile     by the answer, as from ``ASKED``
+    ``HELD``      asks again: a pushed grant ended or was lost         ``ASKED``
+    ``HELD``      release                                              ``RELEASING``
+    ``RELEASING`` answer: released                                     ``OVER``
+    ``RELEASING`` answer: not held                                     ``DENIED``, then its position is given up
+    ``RELEASING`` the release was not sent                             ``HELD``
+    ``RELEASING`` sent again to a server that may not know of it       ``LEAVING``
+    ``DENIED``    answer to the second step                            ``OVER``: the hold had been lost
+    ``LEAVING``   answer                                               ``OVER``
+    any other     release while a request is unanswered, or none holds ``LEAVING``, with a tombstone against late copies
+    ============= ==================================================== ============================================
+
+    A late copy of a request that is answered after ``OVER`` finds the tombstone.
+    """
 
     NEW = "not requested"
     ASKED = "requested"
@@ -74,6 +101,10 @@ class Context:
     """``None`` for a server that no other takes over from."""
     pairing: Pairing | None
     """The latest pair of server time and local time; ``None`` in a cluster, where the time in a reply may be that of any node."""
+    confirm: Confirm | None = None
+    """Waits until enough replicas have what was answered; ``None`` if what the primary answers counts."""
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """The numbers of further claims."""
 
 
 Begun = tuple["asyncio.Future[int]", bool, float]
@@ -145,9 +176,10 @@ class RedisClaim(Extension):
         self._lost = False
         sent = clock()
         try:
-            answer = await context.commands.enter(
+            reply = context.commands.enter(
                 self.request, self.number, wait, self._ticket, context.wakeups.terms
             )
+            answer = await reply
         except BackendError as error:
             if not was_sent(error):
                 self._doubts -= 1
@@ -168,6 +200,8 @@ class RedisClaim(Extension):
             if self._inbox is not None:
                 # The same grant may have been pushed.
                 self._inbox.take()
+            if context.confirm is not None and not self._lost:
+                await self._confirm(context.confirm, reply, sent)
             if self._lost:
                 self._taken_back(wait=wait)
                 return None
@@ -195,6 +229,36 @@ class RedisClaim(Extension):
         context.wakeups.add(waiter)
         context.wakeups.ends(waiter.key, answer[3] / 1_000_000, first=answer[4] == 1)
         return None
+
+    async def _confirm(self, confirm: Confirm, reply: Reply, sent: float) -> None:
+        """Wait until enough replicas have the grant; raises :class:`BackendUnavailable` if too few do, and gives it back.
+
+        Cancelling it leaves the hold, which :meth:`release` gives up.
+        """
+        try:
+            await confirm(reply, sent + self.request.valid_for, sent)
+        except BackendUnavailable:
+            if self._state is HELD:
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        """Give the grant up without waiting for the answer, so that the next waiter is served.
+
+        The next request has another number: a late copy of this release ends no other hold.
+        """
+        context, key = self._context, self.key
+
+        def answered(window: asyncio.Future[int]) -> None:
+            if not window.cancelled() and window.exception() is None:
+                context.wakeups.handed_over(key, window.result())
+
+        tombstone = self._doubts > 0
+        context.commands.leave(self.request, self.number, tombstone=tombstone, keep=0).add_done_callback(
+            answered
+        )
+        self._forget(NEW)
+        self.number, self._ticket, self._doubts = next(context.numbers), -1, 0
 
     def _taken_back(self, *, wait: bool) -> None:
         """Take in that the lock was granted and lost while the answer was on its way, as if the request had been refused."""
@@ -253,11 +317,14 @@ class RedisClaim(Extension):
         """Send one script."""
         context = self._context
         sent = context.clock()
-        server, state = await context.commands.extend(self.request, self.number, seconds, number)
+        reply = context.commands.extend(self.request, self.number, seconds, number)
+        server, state = await reply
         if (pairing := context.pairing) is not None:
             pairing.latest = server, sent, pairing.received
         if state <= 0:
             raise LockLost(self.request.name, GONE[state])
+        if context.confirm is not None:
+            await context.confirm(reply, expires_at(sent, seconds), sent)
         return Grant(0, 0, expires_at(sent, seconds), demand=state == 2)
 
     # --- giving up
@@ -277,6 +344,8 @@ class RedisClaim(Extension):
                 # An attempt that arrived late may have left a position, for instance.
                 deadline = Deadline(sent + self._context.command_timeout, self._context.clock)
                 window = await self._in_time(self._leave(keep)[0], deadline)
+            if keep and self._context.confirm is not None and self._state is not DENIED:
+                await self._context.confirm(answer, math.inf, self._context.clock())
         except BackendError as error:
             if self._state is RELEASING and not was_sent(error):
                 self._become(HELD)
@@ -348,7 +417,10 @@ class SharedClaim(RedisClaim, Downgrade):
     __slots__ = ()
 
     async def downgrade(self) -> Grant:
-        """Send one script; the read hold stands for a full ttl from then, unless it is fixed."""
+        """Send one script; the read hold stands for a full ttl from then, unless it is fixed.
+
+        With replicas it is believed for no longer than the write hold was: its next renewal waits for them.
+        """
         sent, fixed = self._context.clock(), self.fixed
         ttl = 0.0 if fixed else self.request.ttl
         answer = await self._context.commands.downgrade(self.request, self.number, ttl)
@@ -360,7 +432,8 @@ class SharedClaim(RedisClaim, Downgrade):
         if self.request.kind != READ:
             self.request = replace(self.request, kind=READ)
         self._context.wakeups.handed_over(self.key, claim)
-        until = NEVER if fixed else sent + self.request.valid_for
+        known = not fixed and self._context.confirm is None
+        until = sent + self.request.valid_for if known else NEVER
         return self._granted(token, 1, until, demand=waiting != 0)
 
 

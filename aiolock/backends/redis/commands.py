@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -84,14 +85,18 @@ _sources: dict[bytes, bytes] = {}
 """By SHA-1, for :func:`as_eval`. Scripts are constants of the program, so this does not grow."""
 
 
-def source(name: str, *, cluster: bool = False) -> str:
+def source(name: str, *, cluster: bool = False, mute: bool = False) -> str:
     """Return the text of ``lua/name.lua`` with includes filled in and comments left out.
 
-    In a cluster, the channel of a client has another name at each node.
+    In a cluster, the channel of a client has another name at each node. A ``mute`` script sends no messages.
     """
-    file = "cluster_channel" if cluster and name == "channel" else name
+    file = name
+    if cluster and name == "channel":
+        file = "cluster_channel"
+    elif mute and name == "messages":
+        file = "mute"
     text = files("aiolock.backends.redis").joinpath("lua", f"{file}.lua").read_text(encoding="utf-8")
-    return _COMMENTS.sub("", _INCLUDE.sub(lambda match: source(match[1], cluster=cluster), text))
+    return _COMMENTS.sub("", _INCLUDE.sub(lambda match: source(match[1], cluster=cluster, mute=mute), text))
 
 
 class Script:
@@ -123,18 +128,31 @@ def as_eval(command: bytes) -> bytes | None:
     return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n%b" % (count, len(source), source, tail)
 
 
-Scripts = Mapping[str, Script]
-"""By the names of their files."""
-
 LOADED = ("enter", "release", "leave", "renew", "heartbeat", "force", "inspect", "request_release")
 """The scripts of a family of locks; those of mutexes are loaded whenever a server is connected."""
 
 
-def load(*, cluster: bool = False) -> Scripts:
-    """Read all scripts, in the variant for a node of a cluster if asked."""
+@functools.cache
+def load(*, cluster: bool = False, mute: bool = False) -> Mapping[str, Script]:
+    """Read all scripts by the names of their files, in the variant for a node of a cluster, and for no messages, if asked."""
     shared = [f"many_{name}" for name in (*LOADED, "extend", "downgrade", "limit")]
     names = (*LOADED, "extend", *shared, "register_write", "register_watch")
-    return {name: Script(source(name, cluster=cluster)) for name in names}
+    return {name: Script(source(name, cluster=cluster, mute=mute)) for name in names}
+
+
+class Scripts(dict[str, Script]):
+    """The scripts of one client, by the names of their files."""
+
+    def __init__(self, *, cluster: bool = False) -> None:
+        self._cluster = cluster
+        super().__init__(load(cluster=cluster))
+        self.loaded = [self[name] for name in LOADED]
+        """Those that are loaded whenever a server is connected."""
+
+    def mute(self) -> None:
+        """Replace them by those that send no messages, before the first lock: the server takes no others."""
+        self.update(load(cluster=self._cluster, mute=True))
+        self.loaded[:] = [self[name] for name in LOADED]
 
 
 SCRIPTS = load()
@@ -145,8 +163,8 @@ PUBLISH = Script(source("publish"))
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its
 # first command, because the server may be another one, or have lost its data.
 
-FORMAT = 6
-"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 5 were never released."""
+FORMAT = 7
+"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 6 were never released."""
 
 _FORMAT = Script(source("format"))
 
@@ -230,7 +248,13 @@ class Commands:
     """
 
     def __init__(
-        self, issue: Issue, scripts: Scripts, tokens: Tokens, prefix: str, process: str, family: str = ""
+        self,
+        issue: Issue,
+        scripts: Mapping[str, Script],
+        tokens: Tokens,
+        prefix: str,
+        process: str,
+        family: str = "",
     ) -> None:
         self._issue = issue
         self._family = family
@@ -275,9 +299,9 @@ class Commands:
         """Renew holds: for each key a request id, the ttl in ms (0 verifies without prolonging), and the present lease."""
         return self._call("renew", keys, *arguments)
 
-    def heartbeat(self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> Reply:
+    def heartbeat(self, keys: Sequence[str], counts: Sequence[int], life: int, notified: str) -> Reply:
         """Send a heartbeat: in the queue of each key this client has so many positions, which live ``life`` ms."""
-        arguments = self.process, life, "s" if pushed else "n", self.tokens.highest, *counts
+        arguments: list[Arg] = [self.process, life, notified, self.tokens.highest, *counts]
         return self._call("heartbeat", keys, *arguments)
 
     def tickets(self, key: str, numbers: Sequence[int]) -> Reply:
@@ -288,9 +312,9 @@ class Commands:
         """Read holders and waiters."""
         return self._call("inspect", (key,))
 
-    def force(self, key: str) -> Reply:
-        """Take the lock from its holders, who are notified."""
-        return self._call("force", (key,), self.tokens.highest)
+    def force(self, key: str, token: int | None = None) -> Reply:
+        """Take the lock from its holders, or from the one that has ``token``, who are notified."""
+        return self._call("force", (key,), self.tokens.highest, "" if token is None else token)
 
     def ask(self, key: str, reason: str) -> Reply:
         """Ask the holders to release, now and with their next renewals."""
@@ -325,7 +349,9 @@ class _Encoded:
 
     __slots__ = ("enter", "release", "request", "terms")
 
-    def __init__(self, request: Request, commands: MutexCommands, scripts: Scripts, terms: str) -> None:
+    def __init__(
+        self, request: Request, commands: MutexCommands, scripts: Mapping[str, Script], terms: str
+    ) -> None:
         self.request = request
         self.terms = terms
         ttl, most = round(request.ttl * 1000), 1 if request.fair else MOST_TOKENS
@@ -340,7 +366,9 @@ class _Encoded:
 class MutexCommands(Commands):
     """The commands of locks with one holder."""
 
-    def __init__(self, issue: Issue, scripts: Scripts, tokens: Tokens, prefix: str, process: str) -> None:
+    def __init__(
+        self, issue: Issue, scripts: Mapping[str, Script], tokens: Tokens, prefix: str, process: str
+    ) -> None:
         super().__init__(issue, scripts, tokens, prefix, process)
         self._encoded: dict[int, _Encoded] = {}
         """By identity: requests are values, but comparing them takes longer than encoding a command."""

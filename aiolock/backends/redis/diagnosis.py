@@ -18,8 +18,8 @@ from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Script
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.errors import from_reply
 from aiolock.backends.redis.pubsub import Subscriber
-from aiolock.backends.redis.run_id import RunId
-from aiolock.backends.redis.same_server import agree
+from aiolock.backends.redis.replicas import BARRIER, SOON
+from aiolock.backends.redis.run_id import RunId, agree
 from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.transport import Options
 from aiolock.core.backend import Settings
@@ -42,6 +42,8 @@ __all__ = [
 OLDEST = (6, 2)
 TRIPS = 5
 """Round trips that are measured."""
+MANY = 10_000
+"""More replicas than there are."""
 GRACE = 0.05
 """Seconds by which the deadline of a diagnosis exceeds that of its steps, whose errors say more."""
 SETTINGS = ("appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
@@ -67,12 +69,13 @@ def parse_info(text: str) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line and not line.startswith("#"))
 
 
-def assess(info: Mapping[str, str], *, pushed: bool, cluster: bool = False) -> Verdict:
+def assess(info: Mapping[str, str], *, pushed: bool, mute: bool = False, cluster: bool = False) -> Verdict:
     """Return what a server, or a node of a ``cluster``, promises and is to be warned of, by its INFO.
 
+    ``mute`` if it takes no script that sends messages.
     Raises :class:`BackendRefused` for a server that is too old, read-only, or addressed as what it is not.
     """
-    pushing = Pushing.PUSHED if pushed else Pushing.DENIED
+    pushing = Pushing.PUSHED if pushed else Pushing.REFUSED if mute else Pushing.DENIED
     facts = Facts(dict(info), pushing=pushing, cluster=cluster)
     for finding in (*_version(facts), *_role(facts)):
         if finding.level is Level.ERROR:
@@ -130,9 +133,18 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     ) from error
 
 
-def may_publish(counts: Sequence[int]) -> bool:
-    """Return whether scripts may publish, by the answer to the script ``publish``."""
-    return counts[1] >= 0
+async def may_publish(answer: Awaitable[Sequence[int]]) -> bool | None:
+    """Return whether scripts may publish, by the answer to the script ``publish``; ``None`` if the server takes no such script.
+
+    It is asked where ``probe`` succeeds, so what is refused is the text of the script, as a proxy does that reads it. Raises
+    :class:`BackendError` if the server cannot be asked. Cancelling it leaves nothing behind.
+    """
+    try:
+        return (await answer)[1] >= 0
+    except BackendRefused as error:
+        if error.retryable:
+            raise
+        return None
 
 
 # --- findings
@@ -146,6 +158,7 @@ class Pushing(Enum):
     UNCOUNTED = "by a message that has it ask, because scripts may not count subscribers"
     APART = "by asking, because messages come from another server"
     DENIED = "by asking, because the account may not use the channels"
+    REFUSED = "by asking, because the server takes no script that sends messages"
 
 
 @dataclass
@@ -165,6 +178,10 @@ class Facts:
     """The version of the data of the namespace, if there are any."""
     cluster: bool = False
     """True if the server is addressed as a node of a cluster."""
+    replicas: int = 0
+    """How many replicas have to confirm a grant."""
+    confirmed: int | None = None
+    """How many have confirmed a write; ``None`` if the server may not be asked."""
     ahead: float | None = None
     """Seconds by which the server's clock is ahead of the local one."""
     trips: list[float] = field(default_factory=list)
@@ -283,6 +300,12 @@ def _pushes(facts: Facts) -> Iterator[Finding]:
                 "this account may not use the channels of the namespace, so a waiter asks every 100 ms",
                 "grant it +publish, +subscribe and the channels of the namespace",
             )
+        case Pushing.REFUSED:
+            yield warning(
+                subject,
+                "this server takes no script that sends messages, as a proxy that checks scripts does, so a waiter asks every 100 ms",
+                "give an address that leads to the server itself, if it has one",
+            )
 
 
 def _eviction(facts: Facts) -> Iterator[Finding]:
@@ -349,7 +372,35 @@ def _persistence(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _confirming(facts: Facts) -> Iterator[Finding]:
+    subject, needed, count = "replicas", facts.replicas, facts.confirmed
+    meanwhile = "no lock is granted, and those that are held are lost after one ttl"
+    if count is None or not facts.info:
+        yield failure(
+            subject,
+            "this account may not use WAIT and INFO, so no grant can be confirmed, and no client opens",
+            "grant it +wait and +info, or leave replicas= out",
+        )
+    elif count < needed:
+        yield failure(
+            subject,
+            f"replicas={needed} have to confirm each grant, and {count} answer: until {needed} do, {meanwhile}",
+            f"have {needed + 1} replicas",
+        )
+    elif count == needed:
+        yield warning(
+            subject,
+            f"replicas={needed} have to confirm each grant, and {count} answer: while one of them is away, {meanwhile}",
+            f"have {needed + 1} replicas",
+        )
+    else:
+        yield ok(subject, f"replicas={needed} have to confirm each grant, and {count} answer")
+
+
 def _replicas(facts: Facts) -> Iterator[Finding]:
+    if facts.replicas:
+        yield from _confirming(facts)
+        return
     count = facts.info.get("connected_slaves")
     if count is None:
         yield note("replicas", f"{facts.unknown} whether there are any", GRANT_INFO)
@@ -378,7 +429,7 @@ def _clients(facts: Facts) -> Iterator[Finding]:
     if most and now > 0.8 * most:
         yield warning(
             "maxclients",
-            f"{now} of {most} connections are in use, and each aiolock client needs two",
+            f"{now} of {most} connections are in use, and each aiolock client needs {3 if facts.replicas else 2}",
             "raise maxclients, or share clients: one serves any number of locks and tasks",
         )
 
@@ -429,6 +480,8 @@ async def examine(
             await connection.open()
             facts = await _ask(connection, settings, key, probe)
             facts.cluster = cluster
+            if endpoint.replicas:
+                facts.replicas, facts.confirmed = endpoint.replicas, await _confirm(connection, key, limit)
             facts.pushing = await _pushing(connection, endpoint, settings.namespace, key, facts, options)
     except TimeoutError as error:
         raise BackendUnavailable(
@@ -473,18 +526,32 @@ async def _ask(connection: Connection, settings: Settings, key: str, probe: Scri
     return facts
 
 
+async def _confirm(connection: Connection, key: str, limit: float) -> int | None:
+    """Write, and return how many replicas have confirmed that; ``None`` if the account may not ask."""
+    written = connection.call("EVAL", BARRIER.source, "1", key)
+    if await _or_none(written) is None and written.exception() is not None:
+        return None
+    # More than there are, so that all of them have the time.
+    count = await _or_none(connection.call("WAIT", MANY, round(min(SOON, limit / 4) * 1000)))
+    return count if isinstance(count, int) else None
+
+
 async def _pushing(
     connection: Connection, endpoint: Endpoint, namespace: str, key: str, facts: Facts, options: Options
 ) -> Pushing:
     """Find out whether a message on a channel of the namespace arrives, and from which server."""
     channel, arrived, server = f"{namespace}:1:to:{secrets.token_hex(16)}", asyncio.Event(), RunId()
-    subscriber = Subscriber(endpoint, channel, on_message=lambda _: arrived.set(), server=server, **options)
+    subscriber = Subscriber(
+        endpoint, lambda: [channel], on_message=lambda _: arrived.set(), server=server, **options
+    )
     try:
         await subscriber.open()
         answer = await _or_none(connection.call("EVAL", PUBLISH.source, "1", key, channel))
-        if subscriber.denied or answer is None or not may_publish(answer):
+        if answer is None:
+            return Pushing.REFUSED
+        counted, may = (number >= 0 for number in answer)
+        if subscriber.denied or not may:
             return Pushing.DENIED
-        counted = answer[0] >= 0
         same = answer[0] > 0 if counted else agree(facts.info.get("run_id"), server.value)
         if same is False:
             return Pushing.APART

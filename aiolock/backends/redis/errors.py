@@ -19,6 +19,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from aiolock.backends.urls import ended_by_peer, is_alert
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
 __all__ = ["from_driver", "from_reply", "not_sent", "was_sent"]
@@ -162,6 +163,9 @@ def _reply(error: BaseException) -> str | None:
     return None
 
 
+PLAIN_PORT = "; if it does not speak TLS at this port, use redis://"
+
+
 def _tls(error: ssl.SSLError) -> BackendError:
     if isinstance(error, ssl.SSLCertVerificationError):
         if "mismatch" in error.verify_message.lower():
@@ -194,7 +198,7 @@ def from_driver(error: BaseException, *, tls: bool, local: bool) -> BackendError
             return BackendRefused(
                 "something answers there, but not as a Redis server does: check host and port"
             )
-        if isinstance(link, ssl.SSLError) and not isinstance(link, ssl.SSLEOFError):
+        if isinstance(link, ssl.SSLError) and not ended_by_peer(link):
             return _tls(link)
         if isinstance(link, socket.gaierror):
             return BackendUnavailable(f"its host name cannot be resolved ({link.strerror}): check the name")
@@ -208,14 +212,18 @@ def from_driver(error: BaseException, *, tls: bool, local: bool) -> BackendError
             return BackendRefused("a file of ssl_ca_certs, ssl_certfile or ssl_keyfile does not exist")
         if isinstance(link, PermissionError) and (local or tls):
             return BackendRefused(f"this user may not open its {'socket' if local else 'certificate files'}")
-        if isinstance(link, ConnectionError | ssl.SSLEOFError) or "closed by server" in str(link):
+        if isinstance(link, ConnectionError | ssl.SSLError) or "closed by server" in str(link):
             hint = "; if it speaks TLS at this port, use rediss://"
             if tls:
                 hint = "; if it asks its clients for a certificate, check ssl_certfile and ssl_keyfile"
+                if isinstance(link, ssl.SSLError) and is_alert(link):
+                    hint += f" ({link.reason})"
+                else:
+                    hint += PLAIN_PORT
             hint = "" if local else hint
             return BackendUnavailable(f"it closed the connection before it answered{hint}")
         if isinstance(link, TimeoutError):
-            hint = "; if it does not speak TLS at this port, use redis://" if tls else ""
+            hint = PLAIN_PORT if tls else ""
             return BackendUnavailable(f"it did not answer in time{hint}")
         if isinstance(link, OSError):
             return BackendUnavailable(f"the operating system says: {link.strerror or type(link).__name__}")

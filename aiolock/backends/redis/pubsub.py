@@ -32,12 +32,12 @@ _PING = encode("PING")
 
 
 class Subscriber(Transport):
-    """A subscription to one channel that reconnects; ``generation`` counts its confirmations.
+    """A subscription that reconnects; ``generation`` counts its confirmations.
 
     A server that denies the subscription does not make :meth:`open` fail: the state is then ``DENIED``, ``denied`` is
     the reason, ``on_down`` is called once, and the subscription is asked for again every half minute.
 
-    :param channel: its name, or a function that returns the name for each new connection.
+    :param channels: returns the names of its channels for each new connection.
     :param server: is noted on each new connection, before it subscribes.
     :param on_message: is called with the payload of each message.
     :param on_up: is called when messages begin to arrive, ``on_down`` when some may be missed.
@@ -46,7 +46,7 @@ class Subscriber(Transport):
     def __init__(
         self,
         endpoint: Endpoint,
-        channel: Arg | Callable[[], Arg],
+        channels: Callable[[], Sequence[Arg]],
         *,
         on_message: Callable[[bytes], object],
         server: RunId | None = None,
@@ -56,7 +56,9 @@ class Subscriber(Transport):
     ) -> None:
         super().__init__(endpoint.address, endpoint.connect, on_up, on_down, **options)
         self._on_message = on_message
-        self._channel = channel
+        self._channels = channels
+        self._count = 0
+        """How many channels were asked for on this connection."""
         self._server = server
         self._asked = False
         """The next reply is about the server."""
@@ -83,8 +85,9 @@ class Subscriber(Transport):
 
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         self._reader = Reader(notEnoughData=NOTHING)
-        channel = self._channel
-        subscribe = encode("SUBSCRIBE", channel() if callable(channel) else channel)
+        channels = self._channels()
+        self._count = len(channels)
+        subscribe = encode("SUBSCRIBE", *channels)
         self._asked = self._server is not None
         self._write(transport, encode(*RunId.question) + subscribe if self._asked else subscribe)
 
@@ -115,7 +118,7 @@ class Subscriber(Transport):
     def _reply(self, reply: list[Any]) -> None:
         if reply[0] == b"message":
             self._on_message(reply[2])
-        elif reply[0] == b"subscribe":
+        elif reply[0] == b"subscribe" and reply[2] == self._count:
             self.denied = None
             self._up()
 
@@ -148,6 +151,8 @@ class Messages:
 
     def __init__(self, context: Context, events: EventQueue, on_register: Callable[[str], object]) -> None:
         self._claims = context.claims
+        self._believes = context.confirm is None
+        """A pushed grant may be entered before its confirmation: replicas need not have it."""
         self._clock = context.clock
         self._process = context.commands.process
         self._events = events
@@ -197,10 +202,11 @@ class Messages:
             return
         token, count, server, milliseconds, waiting = numbers
         now = self._clock()
-        age = None if pairing is None else pairing.age(server / 1_000_000, now)
+        age = None if pairing is None or not self._believes else pairing.age(server / 1_000_000, now)
         seconds = milliseconds / 1000
         if age is None or not age.credible(seconds):
-            # Too old, of unknown age, or perhaps another server's: asking again finds the grant, and is its confirmation.
+            # Too old, of unknown age, not confirmed by replicas, or perhaps another server's: asking again finds the grant, and is
+            # its confirmation.
             claim.inbox.wake(WakeReason.NOTIFIED)
             return
         # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.

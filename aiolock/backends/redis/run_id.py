@@ -8,7 +8,7 @@ from redis.exceptions import ResponseError
 
 from aiolock.errors import BackendRefused
 
-__all__ = ["RunId"]
+__all__ = ["RunId", "agree"]
 
 
 class RunId:
@@ -52,3 +52,8 @@ def run_id(info: str) -> str | None:
     """Return the run id in the answer to ``INFO server``, if there is one."""
     lines = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     return lines.get("run_id", "").strip() or None
+
+
+def agree(one: str | None, other: str | None) -> bool | None:
+    """Return whether two run ids are of the same server; ``None`` if one is not known."""
+    return one == other if one and other else None

@@ -13,23 +13,18 @@ from random import Random
 from aiolock.backends.redis.commands import Reply
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.pubsub import Subscriber
-from aiolock.backends.redis.run_id import RunId
+from aiolock.backends.redis.run_id import RunId, agree
 from aiolock.backends.transport import FIRST_PAUSE, ConnectionState
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendRefused
 
-__all__ = ["SameServer", "agree"]
+__all__ = ["SameServer"]
 
 log: Log = get_logger("aiolock")
 
 LONGEST_PAUSE = 30.0
 """Most seconds between subscriptions that turn out to be at another server."""
-
-
-def agree(commands: str | None, messages: str | None) -> bool | None:
-    """Return whether two run ids are of the same server; ``None`` if one is not known."""
-    return commands == messages if commands and messages else None
 
 
 class SameServer:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from aiolock.backends.diagnosis import ok, warning
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import (
     BESIDE,
@@ -32,13 +32,13 @@ from aiolock.backends.redis.url import (
 )
 from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import Options
-from aiolock.backends.urls import Form, Host, parse, text
+from aiolock.backends.urls import Form, Host, Reader, parse, text
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Finding
 
-__all__ = ["CHANNEL", "RIGHTS", "SCHEMES", "Sentinels", "Switching"]
+__all__ = ["CHANNEL", "OF_SENTINELS", "RIGHTS", "SCHEMES", "Sentinels", "Switching"]
 
 log: Log = get_logger("aiolock")
 
@@ -56,15 +56,17 @@ LATE = 10.0
 """Seconds after a failover for which a Sentinel, or the old primary itself, may not know of it."""
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
+OF_SENTINELS: Final[Mapping[str, Reader]] = {"sentinel_username": text, "sentinel_password": text}
+"""Options for the Sentinels themselves."""
 _FORM = Form(
     "Redis",
     "redis+sentinel://user:password@h1:26379,h2:26379/service/0",
     SCHEMES,
     26379,
-    {**IN_URL, "sentinel_username": text, "sentinel_password": text},
+    {**IN_URL, **OF_SENTINELS},
     BESIDE,
     several=True,
-    dialect=REDIS,
+    foreign=REDIS,
     reserved="/",
 )
 
@@ -143,6 +145,7 @@ class Sentinels(Endpoint):
         service, _, db = address.path[1:].partition("/")
         if not service:
             raise _FORM.error("it names hosts but no service")
+        self.replicas = address.options.pop("replicas", 0)
         theirs = {name: address.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         kind = SSLConnection if address.scheme == "rediss+sentinel" else Connection
         self._set(kind, credentials(address, db))
@@ -286,7 +289,9 @@ class Switching:
         self._tasks = TaskSet()
         self._closed = False
         self._subscribers = [
-            Subscriber(one, CHANNEL, on_message=self._announced, on_up=partial(self._up, one), **options)
+            Subscriber(
+                one, lambda: [CHANNEL], on_message=self._announced, on_up=partial(self._up, one), **options
+            )
             for one in endpoint.watchers
         ]
 

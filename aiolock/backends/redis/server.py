@@ -16,17 +16,18 @@ from typing import Any, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
-from aiolock.backends.dialects import scheme_of
+from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis.admin import Call
-from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Issue, Script
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Issue, Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.replicas import Barriers, Confirm
 from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import SPOKEN, Endpoint
+from aiolock.backends.redis.url import REPLICAS, SPOKEN, Endpoint
 from aiolock.backends.transport import Options, Transport
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
@@ -64,15 +65,18 @@ class Usage:
     prefix: str
     """Of keys."""
     channel: str
-    """The channel of this client."""
+    """The channel of this client, of all its subscriptions."""
     scripts: Sequence[Script]
     """Are loaded whenever a server is connected."""
     format: Format | None
     """Is asked for whenever a server is connected; ``None`` for locks in the format of another library."""
     on_message: Callable[[PairingOf, bytes], object]
     """Is called with each message on the channel."""
-    on_push: Callable[[bool], object]
-    """Is called with whether messages arrive, when some may have been missed."""
+    on_push: Callable[[str | None], object]
+    """Is called when some messages may have been missed, with what the channel of the present subscription has in addition to
+    :attr:`channel`; ``None`` if no messages arrive."""
+    on_mute: Callable[[], object]
+    """Is called, while it is opened, if the server takes no script that sends messages."""
     on_up: Callable[[Concerned | None], object]
     """Is called when a server may be another one now, or may have lost data; ``None`` is every lock."""
     on_moved: Callable[[Concerned], object]
@@ -91,6 +95,8 @@ class RedisServer(ABC):
     """Issue an encoded command; set by :meth:`bind`."""
     pairing: Pairing | None
     """The pairing of server and local time; ``None`` in a cluster, where a reply may have the time of any node."""
+    confirm: Confirm | None = None
+    """Waits until enough replicas have what was answered; ``None`` if what the primary answers counts."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -173,18 +179,22 @@ class SingleServer(RedisServer):
                 for name in SPOKEN
                 if options.get(name) is not None
             }
+            replicas = REPLICAS("replicas", options.pop("replicas", None) or 0)
             if given := [*(["an address"] if url is not None else []), *options]:
                 raise ConfigError(
                     f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
                 )
             endpoint = Endpoint.of(client)
             endpoint.spoken = spoken
+            endpoint.replicas = replicas
         elif isinstance(url, str) and scheme_of(url) in SENTINELS:
             endpoint = Sentinels(url, **options)
         else:
             endpoint = Endpoint(url, **options)
         super().__init__(endpoint)
         self.switching: Switching | None = None
+        self._subscriptions = 0
+        self.barriers: Barriers | None = None
 
     def _connect(self) -> None:
         usage = self._usage
@@ -209,19 +219,28 @@ class SingleServer(RedisServer):
         )
         subscriber = self.subscriber = Subscriber(
             self.endpoint,
-            usage.channel,
+            self._new_channels,
             on_message=self._message,
             server=messages,
             on_up=self._subscribed,
-            on_down=partial(usage.on_push, False),  # noqa: FBT003 - its only argument
+            on_down=partial(usage.on_push, None),
             **self._options,
         )
-        count = partial(connection.call, "PUBSUB", "NUMSUB", usage.channel)
-        untold = partial(usage.on_push, False)  # noqa: FBT003 - its only argument
+
+        def count() -> Reply:
+            return connection.call("PUBSUB", "NUMSUB", usage.channel + self._subscription)
+
+        untold = partial(usage.on_push, None)
         self.same = SameServer(
             connection, subscriber, (commands, messages), count, untold, usage.settings.random
         )
         self.issue, self.pairing = connection.issue, connection.pairing
+        if replicas := self.endpoint.replicas:
+            key = f"{usage.prefix}replicas:{{}}"
+            barriers = self.barriers = Barriers(
+                self.endpoint, replicas, connection, commands, lambda: key, **self._options
+            )
+            self.confirm = lambda _, until, sent: barriers.confirm(until, sent)
 
     async def _open(self) -> None:
         usage, endpoint = self._usage, self.endpoint
@@ -231,19 +250,26 @@ class SingleServer(RedisServer):
         publishing = connection.call("EVAL", PUBLISH.source, "1", key, usage.channel)
         version = None if usage.format is None else connection.call(*usage.format.question)
         info = await probe(connection.call, key, usage.probe)
-        publishes = may_publish(await publishing)
+        publishes = await may_publish(publishing)
+        if publishes is None:
+            usage.on_mute()
         if isinstance(endpoint, Sentinels):
             self.switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
             self.switching.open()
         # Other clients of an account that may not publish most likely may not either.
         if publishes:
             await subscriber.open()
-        pushed = publishes and subscriber.denied is None
-        usage.on_push(pushed and subscriber.subscribed)
-        # Where waiters poll in any case, it is no loss.
-        verdict = assess(info, pushed=pushed or usage.format is None)
-        if usage.format is not None and version is not None:
+        pushed = bool(publishes) and subscriber.denied is None
+        usage.on_push(self._subscription if pushed and subscriber.subscribed else None)
+        if usage.format is None or version is None:
+            # Waiters poll in any case, so this is no loss.
+            verdict = assess(info, pushed=True)
+        else:
+            verdict = assess(info, pushed=pushed, mute=publishes is None)
             usage.format.check(await version)
+        if self.barriers is not None:
+            await self.barriers.connection.open()
+            await self.barriers.check()
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
             log.warning("%s: %s", endpoint, warning)
@@ -254,15 +280,27 @@ class SingleServer(RedisServer):
             await self.switching.aclose()
         for transport in (self.subscriber, self.connection):
             await transport.aclose()
+        if self.barriers is not None:
+            await self.barriers.aclose()
 
     def _transports(self) -> list[Transport]:
-        return [self.connection, self.subscriber]
+        more = [] if self.barriers is None else [self.barriers.connection]
+        return [self.connection, self.subscriber, *more]
+
+    @property
+    def _subscription(self) -> str:
+        """What the channel of the present subscription has in addition to that of all: the server may still count an earlier one."""
+        return f":{self._subscriptions}"
+
+    def _new_channels(self) -> tuple[str, str]:
+        self._subscriptions += 1
+        return self._usage.channel, self._usage.channel + self._subscription
 
     def _subscribed(self) -> None:
         self.same.check()
         # Not if the subscription was given up at once.
         if self.subscriber.subscribed:
-            self._usage.on_push(True)  # noqa: FBT003 - its only argument
+            self._usage.on_push(self._subscription)
 
     def _message(self, payload: bytes) -> None:
         pairing = self.connection.pairing if self.same.known else None
@@ -270,6 +308,8 @@ class SingleServer(RedisServer):
 
     def _up(self) -> None:
         self.same.check()
+        if self.barriers is not None:
+            self.barriers.compare()
         self._usage.on_up(None)
 
     def _switched(self, endpoint: Sentinels, primary: Host) -> None:

@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
 from aiolock.backends.dial import open_socket
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.urls import (
     QUOTE,
@@ -31,6 +31,7 @@ from aiolock.backends.urls import (
     Form,
     Host,
     Reader,
+    count,
     file,
     flag,
     given_twice,
@@ -44,6 +45,7 @@ from aiolock.errors import BackendError, ConfigError, shorten
 __all__ = [
     "BESIDE",
     "IN_URL",
+    "REPLICAS",
     "SPOKEN",
     "Endpoint",
     "Verify",
@@ -137,6 +139,7 @@ SPOKEN: Final[Mapping[str, Reader]] = {
     "yield_to_foreign": seconds(0, 10),
 }
 """Options of the format in which locks are written; see :mod:`aiolock.backends.redis.dialects`."""
+REPLICAS: Final[Reader] = count(0, 100)
 IN_URL: Final[Mapping[str, Reader]] = {
     **SPOKEN,
     "username": text,
@@ -148,6 +151,7 @@ IN_URL: Final[Mapping[str, Reader]] = {
     "ssl_keyfile": file,
     "ssl_cert_reqs": _certificate,
     "ssl_check_hostname": _flag,
+    "replicas": REPLICAS,
 }
 """Options that may stand in the query of an address."""
 BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
@@ -158,7 +162,7 @@ _FORM = Form(
     6379,
     IN_URL,
     BESIDE,
-    dialect=REDIS,
+    foreign=REDIS,
     alone="a cluster is redis+cluster://, and Sentinels are redis+sentinel://",
 )
 
@@ -178,9 +182,12 @@ class Endpoint:
     """The options of the format of locks that were given."""
     moves = False
     """True if each connection may reach another server, which does not know everything that this one knew."""
+    replicas: int = 0
+    """How many replicas have to confirm a grant."""
 
     def __init__(self, url: str | None, **options: Any) -> None:
         address = parse(_FORM, url, options)
+        self.replicas = address.options.pop("replicas", 0)
         if address.scheme != "unix":
             if not address.hosts and (address.user or address.password):
                 raise _FORM.error("it names no host")
@@ -231,6 +238,7 @@ class Endpoint:
         """Return the server at another host and port; account, database and TLS are the same but for what is ``changed``."""
         endpoint = kind.__new__(kind)
         endpoint._set(self._kind, self._kwargs | {"host": host.name, "port": host.port} | changed)  # noqa: SLF001 - its own class
+        endpoint.replicas = self.replicas
         return endpoint
 
     def _set(self, kind: type[AbstractConnection], kwargs: dict[str, Any]) -> None:

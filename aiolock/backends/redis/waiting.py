@@ -62,9 +62,9 @@ class Waiter:
         """The server has confirmed the position, and no further request is under way."""
 
 
-SendHeartbeat = Callable[[Sequence[str], Sequence[int], int, bool], Reply]
+SendHeartbeat = Callable[[Sequence[str], Sequence[int], int, str], Reply]
 """Send a heartbeat for these locks, with the number of confirmed positions in each, the life of a position in ms, and
-whether grants are pushed to this client."""
+how this client learns of a grant."""
 
 Tickets = Callable[[str, Sequence[int]], Reply]
 """Read the ticket of each of these claims, by number, in the queue of a lock; ``None`` for one that has none."""
@@ -108,6 +108,8 @@ class Wakeups:
         self._timer_at = math.inf
         self.pushed = True
         """Grants are pushed to this client."""
+        self._notified = "s"
+        """How this client learns of a grant: by push (s, followed by what the channel of its subscription has in addition) or by asking (n)."""
         self.batch = batch
         """Most locks per call; 1 in a cluster, where a call is about one slot."""
         self.period = PERIOD
@@ -115,7 +117,7 @@ class Wakeups:
         self.life_ms = round(3 * PERIOD * 1000)
         """Milliseconds that a position lives without one."""
         self.terms = f"{self.life_ms} s"
-        """Terms of a new position: that, and whether this client learns of a grant by push (s) or by asking (n)."""
+        """Terms of a new position: that, and how this client learns of a grant."""
 
     # --- waiters
 
@@ -153,9 +155,10 @@ class Wakeups:
                 self._shortest = min(self._ttls, default=math.inf)
                 self._pace()
 
-    def set_pushed(self, *, pushed: bool) -> None:
-        """Note whether grants are pushed to this client."""
-        self.pushed = pushed
+    def set_pushed(self, subscription: str | None) -> None:
+        """Note what the channel of the present subscription has in addition; ``None`` if grants are not pushed to this client."""
+        self.pushed = subscription is not None
+        self._notified = "n" if subscription is None else f"s{subscription}"
         self._pace()
 
     def _pace(self) -> None:
@@ -163,7 +166,7 @@ class Wakeups:
             max(PERIOD_WITHOUT_PUSH, min(self._shortest / 3, PERIOD)) if self.pushed else PERIOD_WITHOUT_PUSH
         )
         life = round(max(3 * self.period, LIFE) * 1000)
-        terms = f"{life} {'s' if self.pushed else 'n'}"
+        terms = f"{life} {self._notified}"
         if terms != self.terms:
             self.life_ms, self.terms = life, terms
 
@@ -287,7 +290,7 @@ class Wakeups:
                     self._in_round = due is self._round and self.batch > 1
             # Only confirmed positions are counted: one whose request is under way may not exist yet.
             counts = [sum(waiter.queued for waiter in self._waiting.get(key, ())) for key in asked]
-            reply = self._heartbeat(list(asked), counts, self.life_ms, self.pushed)
+            reply = self._heartbeat(list(asked), counts, self.life_ms, self._notified)
             self._calls += 1
             reply.add_done_callback(functools.partial(self._answered, asked))
 

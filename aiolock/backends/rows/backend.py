@@ -17,6 +17,7 @@ from aiolock.backends.rows.liveness import SessionRow, Verdict, decode_session, 
 from aiolock.backends.rows.lockrow import (
     Ask,
     Force,
+    ForceOne,
     Liveness,
     LockRow,
     RowHold,
@@ -31,7 +32,7 @@ from aiolock.backends.rows.writer import MemberState
 from aiolock.clock import wall_clock
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
-from aiolock.core.present import PresentLease, presented
+from aiolock.core.present import PresentLease, has_token, presented
 from aiolock.errors import BackendError, BackendUnavailable, UnsupportedKind
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
 from aiolock.validation import check_idle, unescape
@@ -157,6 +158,26 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holders and the queue of a lock, as far as they count; not what this client has given up before."""
+        found, holders, known = await self._read(name, family)
+        waiters = tuple(
+            Waiting(request.label, request.mode, request.permits)
+            for request in found.queue.values()
+            if known.counts(request)
+        )
+        return LockInfo.of_holds(name, holders.values(), waiters, family, found.current)
+
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """End all holds of a lock, and replace a row of an unknown format; or end that of a token, by the id of its request."""
+        if token is None:
+            return await self._step(name, family, Force())
+        _, holders, _ = await self._read(name, family)
+        for owner, holder in holders.items():
+            if has_token(holder, token):
+                return await self._step(name, family, ForceOne(owner))
+        return False
+
+    async def _read(self, name: str, family: Family) -> tuple[LockRow, dict[str, Holder], Liveness]:
+        """Read a lock; return its row, the holders that count by the ids of their requests, and what counts."""
         key = row_key(self.settings.namespace, "l", family, name)
         await self._engine.settle(self.context.timeout, key)
         [row], _ = await self._ask(self.context.get([key]))
@@ -166,21 +187,12 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
             raise unreadable(name, error) from None
         requests = [*(hold.request for hold in found.holds.values()), *found.queue.values()]
         known, sessions = await self._ask(self._sessions(requests))
-        holders = tuple(
-            _holder(hold, *sessions.get(hold.request.session, (0.0, None)))
-            for hold in found.holds.values()
+        holders = {
+            owner: _holder(hold, *sessions.get(hold.request.session, (0.0, None)))
+            for owner, hold in found.holds.items()
             if known.counts(hold.request)
-        )
-        waiters = tuple(
-            Waiting(request.label, request.mode, request.permits)
-            for request in found.queue.values()
-            if known.counts(request)
-        )
-        return LockInfo.of_holds(name, holders, waiters, family, found.current)
-
-    async def force_release(self, name: str, family: Family) -> bool:
-        """End all holds of a lock; replaces a row of an unknown format."""
-        return await self._step(name, family, Force())
+        }
+        return found, holders, known
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Notify the holders of a lock."""
@@ -243,7 +255,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                 named |= {session_key(namespace, request.session) for request in requests}
         return await self.store.purge(prefix, idle, named)
 
-    async def _step(self, name: str, family: Family, step: Ask | Force | SetLimit) -> bool:
+    async def _step(self, name: str, family: Family, step: Ask | Force | ForceOne | SetLimit) -> bool:
         writer = self._engine.writer(name, family)
         return bool(await writer.answered(writer.submit(step), self.context.deadline()))
 

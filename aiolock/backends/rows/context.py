@@ -119,9 +119,14 @@ class Context:
                 if not ended.flushed(flight.order, flight.connection):
                     self.undurable.discard(ended)
 
-    def read(self) -> ReadAnswer | None:
-        """Note the arrival of an answer to a read, if what it shows may be undone; ``None`` if not."""
-        return None if self.store.reads_prove else ReadAnswer(self.connection, self.order())
+    def read(self, *, doubt: bool) -> ReadAnswer | None:
+        """Note the arrival of an answer to a read, if what it shows may be undone; ``None`` if not.
+
+        :param doubt: a write of this client about the row was given up without an answer.
+        """
+        if self.store.reads_prove or (self.store.in_order and not doubt):
+            return None
+        return ReadAnswer(self.connection, self.order())
 
     def proves(self, read: ReadAnswer) -> bool:
         """Test whether a flushed write was answered that was sent after the answer to a read, without a reconnect between."""

@@ -23,6 +23,7 @@ __all__ = [
     "Enter",
     "Entered",
     "Force",
+    "ForceOne",
     "Leave",
     "Liveness",
     "LockRow",
@@ -397,6 +398,11 @@ class Force(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class ForceOne(Step):
+    """End one hold by force."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask(Step):
     """Ask the holders to release."""
 
@@ -413,6 +419,10 @@ class SetLimit(Step):
 @dataclass(frozen=True, slots=True)
 class Serve(Step):
     """Remove what does not count and serve the queue."""
+
+
+SHRINKING = Leave, Force, ForceOne
+"""The steps that shrink a row."""
 
 
 class Entered(NamedTuple):
@@ -455,7 +465,7 @@ def apply(
     work = _Work(row.copy(), known, source)
     work.serve()
     results: list[Result | None] = [None] * len(steps)
-    for number in sorted(range(len(steps)), key=lambda number: not isinstance(steps[number], (Leave, Force))):
+    for number in sorted(range(len(steps)), key=lambda number: not isinstance(steps[number], SHRINKING)):
         results[number] = work.step(steps[number])
     if doubt and any(isinstance(step, Leave) for step in steps):
         work.changed = work.durable = True
@@ -548,7 +558,9 @@ class _Work:
             case Downgrade():
                 return self._downgrade(step.id)
             case Force():
-                return self._force()
+                return self._force(list(self.row.holds))
+            case ForceOne():
+                return self._force([step.id] if step.id in self.row.holds else [])
             case Ask():
                 return self._ask(step.reason)
             case SetLimit():
@@ -614,16 +626,15 @@ class _Work:
             self.serve()
         return Entered(hold.token, 1)
 
-    def _force(self) -> bool:
+    def _force(self, owners: Sequence[str]) -> bool:
         row = self.row
-        taken = bool(row.holds)
-        if taken:
-            self.notify.update(hold.request.session for hold in row.holds.values())
-            row.forced = tuple(row.holds)
-            row.holds.clear()
+        if owners:
+            self.notify.update(row.holds.pop(owner).request.session for owner in owners)
+            # Those that may not have learnt it yet, and no more: the row must not grow.
+            row.forced = (*row.forced[-FEW:], *owners) if row.holds else tuple(owners)
             self.changed = self.durable = True
         self.serve()
-        return taken
+        return bool(owners)
 
     def _ask(self, reason: str) -> bool | None:
         asked = [hold for hold in self.row.holds.values() if not hold.kept]

@@ -91,6 +91,12 @@ class Hold(Granted):
     extension: int = 0
     """The number of the request that gave it another life; from then on only later ones change its end."""
 
+    def has_token(self, token: int) -> bool:
+        """Test whether the hold has a token, as :func:`~aiolock.core.present.has_token` does."""
+        last, reported = self.token + self.request.block - 1, self.present and self.present[0].token
+        first = reported if reported and self.token <= reported <= last else self.token
+        return not self.kept and first <= token <= last
+
     def prolong(self, now: float) -> None:
         """Let it stand for a full ttl, unless it was given another life."""
         if not self.extension:
@@ -269,14 +275,15 @@ class Machine:
 
     # --- administration
 
-    def force(self, key: Key, now: float) -> bool:
-        """End all holds, notify their owners, and serve the queue; return whether there were any."""
+    def force(self, key: Key, now: float, token: int | None = None) -> bool:
+        """End all holds, or that of a token, notify their owners, and serve the queue; return whether there were any."""
         lock = self._at(key, now)
-        taken = bool(lock.holds)
-        self.outbox += [Message(owner, "lost", now) for owner in lock.holds]
-        lock.holds.clear()
+        taken = [owner for owner, hold in lock.holds.items() if token is None or hold.has_token(token)]
+        for owner in taken:
+            del lock.holds[owner]
+            self.outbox.append(Message(owner, "lost", now))
         self._serve(key, lock, now)
-        return taken
+        return bool(taken)
 
     def request(self, key: Key, reason: str, now: float) -> bool:
         """Notify all holders that a release is requested; return whether there are any."""

@@ -154,6 +154,11 @@ class RowStore(ABC):
     """False while others see a write before it is durable wherever it has to be. What a read shows may then be undone, until a
     flushed write was answered that was sent on the same connection after the answer to the read. May change with each connection."""
 
+    in_order: bool = False
+    """True if a write is durable whenever a later one is, as in the one log of a server: then what a read shows of other clients
+    proves itself, also without ``reads_prove``. What is done on the strength of it is written later, and what a crash undoes is
+    repeated by the client that has not heard the answer. One's own write that was given up is repeated by nobody else."""
+
     capabilities: frozenset[str] = frozenset()
     """The capabilities, as in ``require=``, that this deployment deserves; complete after :meth:`open`.
 

@@ -64,7 +64,23 @@ Such a write costs the server less than a statement, and one that is refused cos
 
 
 class MemberState(Enum):
-    """The state of a claim in its row, as far as the client knows."""
+    """The state of a claim in its row, as far as the client knows.
+
+    ============ ================================================== =========================================
+    State        Event                                              Next state
+    ============ ================================================== =========================================
+    ``ENTERING`` its request to enter is granted                    ``HELD``
+    ``ENTERING`` its request has joined the queue                   ``WAITING``
+    ``ENTERING`` the queue has no room for it                       ``OUTSIDE``
+    ``OUTSIDE``  the row shows it in the queue                      ``WAITING``
+    ``OUTSIDE``  the row shows its hold                             ``HELD``
+    ``WAITING``  the row shows its hold                             ``HELD``
+    ``WAITING``  the row shows it nowhere                           ``ENTERING``: the claim asks again
+    ``HELD``     its hold is gone, and the claim had taken it       ``GONE``, and the loss is reported
+    ``HELD``     its hold is gone, and the grant was not taken      ``ENTERING``: the claim asks again
+    any          its release was answered                           forgotten
+    ============ ================================================== =========================================
+    """
 
     ENTERING = "entering"
     OUTSIDE = "outside"
@@ -405,7 +421,7 @@ class RowWriter:
             self.row, self._unreadable = LockRow(self.name), True
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
-        self._shown_by = None if written else self.context.read()
+        self._shown_by = None if written else self.context.read(doubt=self.doubt)
         self._update_claims(flight.sent, granting)
         if self._outside:
             self._due = True

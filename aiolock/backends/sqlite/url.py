@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from aiolock.backends.dialects import SQLITE
+from aiolock.backends.foreign_parameters import SQLITE
 from aiolock.backends.urls import Form, parse
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["path_of"]
 
-_FORM = Form("SQLite", "sqlite:///var/lib/locks/locks.db", ("sqlite",), 0, {}, dialect=SQLITE)
+_FORM = Form("SQLite", "sqlite:///var/lib/locks/locks.db", ("sqlite",), 0, {}, foreign=SQLITE)
 
 
 def path_of(url: object) -> str:

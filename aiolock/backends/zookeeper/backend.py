@@ -23,6 +23,7 @@ from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.url import parse
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
+from aiolock.core.present import has_token
 from aiolock.errors import BackendUnavailable, ConfigError, forgets_arguments
 from aiolock.types import LOCK_FAMILIES, Family, Finding, Holder, LockInfo, Waiting
 
@@ -232,17 +233,28 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             value=note.value,
         )
 
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Delete the nodes of the holders, who watch them."""
+    async def force_release(self, name: str, family: Family, token: int | None = None) -> bool:
+        """Delete the nodes of the holders, or of the one that has a token, who watch them: no other node ever has such a name."""
         path = self._path(name, family)
         async with self.context.bounded():
-            while holders := (await self._view(path, family)).holders:
-                replies = await self._each(
-                    [protocol.delete(f"{path}/{position.name}") for position in holders]
-                )
+            while nodes := await self._of_holders(path, family, token):
+                replies = await self._each([protocol.delete(node) for node in nodes])
                 if any(reply is not None for reply in replies):
                     return True
         return False
+
+    async def _of_holders(self, path: str, family: Family, token: int | None) -> list[str]:
+        """Return the nodes of the holders, or of the one that has a token."""
+        holders = (await self._view(path, family)).holders
+        nodes = [f"{path}/{position.name}" for position in holders]
+        if token is None:
+            return nodes
+        replies = await self._each([protocol.get(node, watch=False) for node in nodes])
+        return [
+            node
+            for node, position, reply in zip(nodes, holders, replies, strict=True)
+            if reply is not None and has_token(self._holder(position, reply), token)
+        ]
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Write the reason into the nodes of the holders, who watch them."""

@@ -18,14 +18,14 @@ from aiozk import exc
 from aiozk import protocol as aiozk_protocol
 
 from aiolock.backends.dial import first, numeric
-from aiolock.backends.zookeeper.errors import InDoubt
+from aiolock.backends.zookeeper.errors import InDoubt, Refused
 from aiolock.backends.zookeeper.protocol import INT, Operation, WatchEvent, read_event
 from aiolock.backends.zookeeper.url import Host
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import reject, settle
 from aiolock.core.wakeup import read_little
 
-__all__ = ["Connection", "Refused", "Resolver", "Search", "Unheard"]
+__all__ = ["Connection", "Resolver", "Search", "Unheard"]
 
 log: Log = get_logger("aiolock.zookeeper")
 
@@ -36,10 +36,6 @@ Future = asyncio.Future[Any]
 
 class Unheard(TimeoutError):
     """A server accepted the connection and did not answer in time."""
-
-
-class Refused(Exception):
-    """A server accepted the connection and closed it instead of answering the handshake."""
 
 
 class Resolver:

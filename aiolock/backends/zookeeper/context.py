@@ -300,7 +300,7 @@ class _Bounded:
             context = self._context
             message = f"{context.address} did not answer within {context.command_timeout:g} s"
             if not context.session.connected and context.session.error is not None:
-                raise BackendUnavailable(f"{message}: {context.session.error!r}") from context.session.error
+                raise BackendUnavailable(f"{message}: {context.session.reason}") from context.session.error
             raise BackendUnavailable(message) from error
         if isinstance(error, exc.ZKError):
             raise translate(error) from error

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TypeVar
 
 from aiozk import exc
 
+from aiolock.backends.urls import NAME_AUTHORITY, ended_by_peer, is_alert
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
-__all__ = ["InDoubt", "NotSent", "SessionChanged", "translate", "unwrap"]
+__all__ = ["InDoubt", "NotSent", "Refused", "SessionChanged", "tls_hint", "translate", "unwrap"]
 
 T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A server accepted the connection and closed it instead of answering the handshake."""
 
 
 class InDoubt(exc.ConnectError):  # type: ignore[misc]
@@ -55,6 +61,20 @@ def unwrap(reply: T | BaseException) -> T:
     if isinstance(reply, BaseException):
         raise reply
     return reply
+
+
+def tls_hint(error: BaseException, *, tls: bool) -> str:
+    """Return what may be wrong with TLS, if an attempt to connect failed with this error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"; {NAME_AUTHORITY}"
+    if isinstance(error, Refused) or ended_by_peer(error):
+        if not tls:
+            return "; it may demand TLS: tls=true"
+        other = "" if is_alert(error) else ", or not speak TLS at this port (tls)"
+        return f"; it may demand a certificate of the client: tls_cert and tls_key{other}"
+    if isinstance(error, ssl.SSLError):
+        return "; it does not speak TLS at this port: leave tls away, or name its port for TLS"
+    return ""
 
 
 def translate(error: Exception) -> BackendError:

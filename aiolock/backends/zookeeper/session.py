@@ -15,8 +15,16 @@ from aiozk import exc
 from aiozk import protocol as aiozk_protocol
 
 from aiolock.backends.zookeeper import protocol
-from aiolock.backends.zookeeper.connection import Connection, Refused, Search, Unheard
-from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, translate, unwrap
+from aiolock.backends.zookeeper.connection import Connection, Search, Unheard
+from aiolock.backends.zookeeper.errors import (
+    InDoubt,
+    NotSent,
+    Refused,
+    SessionChanged,
+    tls_hint,
+    translate,
+    unwrap,
+)
 from aiolock.backends.zookeeper.protocol import WatchEvent
 from aiolock.backends.zookeeper.url import Address, Host
 from aiolock.clock import Clock
@@ -103,7 +111,18 @@ Begin = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[None]]
 
 
 class SessionState(Enum):
-    """The state of a session as far as this process knows."""
+    """The state of a session as far as this process knows.
+
+    ============= ============================================================== ==============================
+    State         Event                                                          Next state
+    ============= ============================================================== ==============================
+    ``LOST``      a server has begun a new session                               ``CONNECTED``
+    ``CONNECTED`` the connection ended                                           ``SUSPENDED``
+    ``SUSPENDED`` a server has taken the session over                            ``CONNECTED``
+    ``SUSPENDED`` the session has expired, or is given up because no server      ``LOST``
+                  answers in it, or all refuse it
+    ============= ============================================================== ==============================
+    """
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -177,6 +196,12 @@ class Session:
     def error(self) -> BaseException | None:
         """The error of the last attempt to connect that failed."""
         return self._search.error
+
+    @property
+    def reason(self) -> str:
+        """The error of the last attempt to connect that failed, in words."""
+        error = self._search.error
+        return "" if error is None else f"{error!r}{tls_hint(error, tls=self._address.tls is not None)}"
 
     # --- opening and closing
 

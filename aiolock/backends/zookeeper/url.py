@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from aiolock.backends.dialects import ZOOKEEPER
+from aiolock.backends.foreign_parameters import ZOOKEEPER
 from aiolock.backends.urls import Form, Host, direct_tls, file, one_of, seconds, tls_flag
 from aiolock.backends.urls import parse as parse_address
 from aiolock.errors import ConfigError, shorten
@@ -108,6 +108,6 @@ _FORM = Form(
     },
     several=True,
     repeats=True,
-    dialect=ZOOKEEPER,
+    foreign=ZOOKEEPER,
     reserved="/,",
 )

@@ -6,17 +6,18 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import shutil
+import socket
 from collections.abc import Coroutine, Sequence
-from signal import Signals
 from typing import TypeVar
 
 from aiolock.cli import settings
 from aiolock.cli.exit_status import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by
-from aiolock.cli.output import Output, age, cut, holder_of, kept_after, seconds, time_left
+from aiolock.cli.output import Output, age, cut, holder_of, kept_after, seconds, state_of, time_left
 from aiolock.cli.run import nested
-from aiolock.cli.run.signals import JOB, LEAVE, SignalQueue, Terminal, size
+from aiolock.cli.run.signals import ENDING, JOB, LEAVE, SignalQueue, Terminal, size
 from aiolock.cli.run.supervisor import (
     UNSTOPPABLE,
     Child,
@@ -28,7 +29,8 @@ from aiolock.cli.run.supervisor import (
 )
 from aiolock.client import Client
 from aiolock.clock import system_clock
-from aiolock.errors import AcquireTimeout, BackendError, ConfigError, LockError, shorten
+from aiolock.core.present import caller_of
+from aiolock.errors import AcquireTimeout, BackendError, ConfigError, LockError, UnsupportedKind, shorten
 from aiolock.lease import Lease
 from aiolock.lock import Lock
 from aiolock.types import LockInfo
@@ -43,9 +45,6 @@ QUIET = 0.3
 POLL = 1.0
 """Seconds between two progress lines."""
 
-ENDING = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
-"""Signals that shorten the release at the end; others may have been meant for the command, which is over."""
-
 HURRY = 0.5
 """Seconds after a signal in which a server that answers gets everything; what it does not get ends by its ttl."""
 
@@ -59,6 +58,7 @@ async def run(options: argparse.Namespace, output: Output) -> int:
     Cancelling it leaves the queue, or kills the command and releases the lock.
     """
     kill_after = check_kill_after(options.kill_after, options.ttl)
+    _check_limits(options)
     if any(address.lower().startswith("memory:") for address in settings.url(options).split()):
         raise ConfigError(
             "memory:// is inside one process and keeps no other process out: say which server with --url, or --local"
@@ -72,9 +72,23 @@ async def run(options: argparse.Namespace, output: Output) -> int:
     client = settings.connect(options, ttl=options.ttl, command_timeout=limit)
     lock = settings.lock(client, options)
     _check(options.command[0])
-    this = _Run(options, output, lock, kill_after)
+    this = _Run(options, output, lock, kill_after, limit)
     await client.open()
-    return await this.under_lock(client, limit)
+    return await this.under_lock(client)
+
+
+def _check_limits(options: argparse.Namespace) -> None:
+    """Raise :class:`ConfigError` for limits that contradict each other."""
+    if options.max_hold is None:
+        return
+    if options.at_least > options.max_hold:
+        raise ConfigError(
+            f"--at-least must be at most --max-hold, which is {options.max_hold:g}, not {options.at_least:g}"
+        )
+    if options.on_loss == "warn":
+        raise ConfigError(
+            "--max-hold stops the command, and with --on-loss warn it goes on: leave one of them out"
+        )
 
 
 def _check(program: str) -> None:
@@ -88,7 +102,9 @@ def _check(program: str) -> None:
 class _Run:
     """One `aiolock run`."""
 
-    def __init__(self, options: argparse.Namespace, output: Output, lock: Lock, kill_after: float) -> None:
+    def __init__(
+        self, options: argparse.Namespace, output: Output, lock: Lock, kill_after: float, limit: float
+    ) -> None:
         self._options = options
         self._output = output
         self._kill_after = kill_after
@@ -100,16 +116,25 @@ class _Run:
             settings.url(options), settings.namespace(options), self._kind, options.name
         )
         self._held = os.environ.get(nested.VARIABLE, "")
+        self._limit = limit
+        self._seen = ""
+        """Who had the lock when it was refused."""
+        self._began = 0.0
+        """The time of the grant."""
+        self._counts = False
+        """True once the command has ended by itself."""
 
-    async def under_lock(self, client: Client, limit: float) -> int:
-        """Acquire the lock, run the command and close the client, which takes at most ``limit`` seconds.
+    async def under_lock(self, client: Client) -> int:
+        """Acquire the lock, run the command and close the client, which takes at most the command timeout.
 
         Cancelling it leaves the queue, or kills the command and releases the lock; the client is closed as well.
         """
-        held = None
+        held, limit = None, self._limit
         with self._queue.listen(*LEAVE):
             try:
                 await self._refuse_inside()
+                if self._options.at_least and "keep" not in client.capabilities:
+                    raise UnsupportedKind("--at-least", settings.server(self._options), "leave it out")
                 held = lease = await self._acquire()
                 status = await self._work(lease)
                 known = lease.lost
@@ -143,7 +168,8 @@ class _Run:
     async def _acquire(self) -> Lease:
         start, lock = system_clock(), self._lock
         lease = await self._wait_for(lock.acquire(self._options.wait), lock)
-        waited = system_clock() - start
+        self._began = system_clock()
+        waited = self._began - start
         token = token_of(lease)
         what = "" if token is None else f", with token {token}"
         text = f"got {shorten(lease.name)} after {seconds(waited)}{what}"
@@ -158,7 +184,7 @@ class _Run:
         """
         output, options = self._output, self._options
         acquiring = asyncio.create_task(request)
-        showing = asyncio.create_task(_show(lock, self._label, output)) if output.live and lock else None
+        showing = asyncio.create_task(_show(lock, output)) if output.live and lock else None
         self._queue.watch(acquiring)
         try:
             while not acquiring.done():
@@ -168,14 +194,16 @@ class _Run:
                         raise ended_by(number)
             return acquiring.result()
         except AcquireTimeout as error:
+            # Without a terminal it is the line that a log has; with -E 0 a lock that is taken is no trouble.
+            if options.conflict_exit_code == 0 and not (output.chatty or output.json):
+                raise Ended(0) from error
             so_long = f" within {error.timeout:g} s" if error.timeout else ""
+            await self._wait_for(self._look())
             message = (
-                f"lock {shorten(error.name)} was not free{so_long}; wait longer with -w, or see who holds it with "
+                f"lock {shorten(error.name)} was not free{so_long}{self._seen}; wait longer with -w, or see who holds it with "
                 "`aiolock inspect`"
             )
-            # Without a terminal it is the line that a log has; with -E 0 a lock that is taken is no trouble.
-            silent = options.conflict_exit_code == 0 and not (output.chatty or output.json)
-            raise Ended(options.conflict_exit_code, "" if silent else message) from error
+            raise Ended(options.conflict_exit_code, message) from error
         except BaseException:
             acquiring.cancel()
             await asyncio.wait([acquiring])
@@ -189,6 +217,13 @@ class _Run:
             if showing is not None:
                 showing.cancel()
                 await asyncio.wait([showing])
+
+    async def _look(self) -> None:
+        """Find out who holds the lock, if the server says it within the command timeout. Cancelling it changes nothing."""
+        with contextlib.suppress(LockError, TimeoutError):
+            async with asyncio.timeout(self._limit):
+                info = await self._lock.inspect()
+            self._seen = f": it is {state_of(info)}" if info.locked else ": it is free by now"
 
     async def _close(self, client: Client, lease: Lease | None, limit: float) -> None:
         """Release the lease and close the client, together in ``limit`` seconds, and a moment for the connections.
@@ -216,7 +251,8 @@ class _Run:
                 task.result()
 
         if lease is not None:
-            await bounded(lease.release())
+            left = self._began + self._options.at_least - system_clock()
+            await bounded(lease.release(keep=max(0.0, left) if self._counts and not lease.lost else 0.0))
         left = max(0.0, end - system_clock())
         end = system_clock() + left + CLOSING
         await bounded(client.aclose(timeout=left))
@@ -253,6 +289,8 @@ class _Run:
                     output,
                     kill_after=self._kill_after,
                     policy=options.on_loss,
+                    max_hold=math.inf if options.max_hold is None else options.max_hold,
+                    began=self._began,
                 )
                 start = system_clock()
                 status = await supervisor.run()
@@ -263,6 +301,7 @@ class _Run:
         took = system_clock() - start
         text = f"the command ended with status {status} after {seconds(took)}"
         self._event("exited", text, lease, status=status, held=round(took, 3))
+        self._counts = supervisor.by_itself
         if supervisor.ending is not None:
             raise supervisor.ending
         return status
@@ -284,15 +323,15 @@ class _Run:
         return environment if token is None else environment | {"AIOLOCK_TOKEN": str(token)}
 
 
-async def _show(lock: Lock, label: str, output: Output) -> None:
+async def _show(lock: Lock, output: Output) -> None:
     """Show on a terminal how the waiting goes, until cancelled."""
-    start = system_clock()
+    start, me = system_clock(), caller_of(socket.gethostname(), os.getpid())
     await asyncio.sleep(QUIET)
     try:
         while True:
             waited = system_clock() - start
             try:
-                text = progress(await lock.inspect(), label, waited)
+                text = progress(await lock.inspect(), me, waited)
             except LockError:
                 text = f"waiting for {shorten(lock.name)} for {seconds(waited)}: the server does not answer"
             text = cut(text, size(output.err).columns - 1)
@@ -302,12 +341,12 @@ async def _show(lock: Lock, label: str, output: Output) -> None:
         output.say("\r\x1b[K")
 
 
-def progress(info: LockInfo, label: str, waited: float) -> str:
-    """Describe the waiting of ``label`` on one line."""
+def progress(info: LockInfo, me: str, waited: float) -> str:
+    """Describe the waiting of a process, by its host and id, on one line."""
     text = f"waiting for {shorten(info.name)} for {seconds(waited)}"
-    labels = [waiting.label for waiting in info.waiters]
-    if label in labels:
-        text += f", position {labels.index(label) + 1} of {len(labels)}"
+    waiting = [caller_of(one.host, one.pid or 0) for one in info.waiters]
+    if me in waiting:
+        text += f", position {waiting.index(me) + 1} of {len(waiting)}"
     if info.holders:
         text += f"; held by {holder_of(info)} for {seconds(age(info.holders[0]))}"
     elif info.kept:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aiolock.core.present import has_token, named
 from aiolock.errors import ConfigError, shorten
 from aiolock.types import READ, Holder, Kind, LockInfo
 
@@ -81,10 +82,8 @@ def mark(label: str) -> int:
 
 
 def _has(holder: Holder, token: int) -> bool:
-    if not holder.token:
-        return token == mark(holder.label)
-    return holder.token <= token < holder.token + holder.tokens
+    return has_token(holder, token) if holder.token else token == mark(holder.label)
 
 
 def _named(holder: Holder) -> str:
-    return f"{holder.label}, token {holder.token or '-'}"
+    return f"{named(holder)}, token {holder.token or '-'}"

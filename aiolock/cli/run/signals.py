@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 __all__ = [
     "DEADLY",
+    "ENDING",
     "FORWARDED",
     "JOB",
     "LEAVE",
@@ -34,6 +35,9 @@ JOB = (Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT, Signals.SIGCHLD)
 """Signals that matter only while a command runs."""
 
 FORWARDED = (*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT)
+
+ENDING = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
+"""Signals that ask a command to end, and shorten the release after it; others have a meaning for the command alone."""
 
 DEADLY = (Signals.SIGINT, Signals.SIGQUIT)
 """Signals that a terminal sends to the job in the foreground."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from signal import Signals
 
-from aiolock.cli.exit_status import LOST, Ended, ended_by, of_child, of_exec
+from aiolock.cli.exit_status import LOST, OVERDUE, Ended, ended_by, of_child, of_exec
 from aiolock.cli.output import Output, seconds
 from aiolock.cli.run import guard
 from aiolock.cli.run.guard import Reach
-from aiolock.cli.run.signals import DEADLY, FORWARDED, SignalQueue, Terminal, blocked, stop
+from aiolock.cli.run.signals import DEADLY, ENDING, FORWARDED, SignalQueue, Terminal, blocked, stop
 from aiolock.clock import system_clock
 from aiolock.errors import ConfigError, LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.lease import Lease
@@ -267,6 +267,8 @@ class Supervisor:
     :param switch: the dead man's switch, or ``None`` with the policy ``warn``.
     :param kill_after: most seconds between TERM and KILL; half of what is left of the lease, if that is less.
     :param policy: ``term``, ``kill`` or ``warn``.
+    :param max_hold: seconds after which the command is stopped; the lock is held until it is gone.
+    :param began: the time of the grant, from which they count.
     """
 
     def __init__(
@@ -280,6 +282,8 @@ class Supervisor:
         *,
         kill_after: float,
         policy: str,
+        max_hold: float = math.inf,
+        began: float = 0.0,
     ) -> None:
         self._child = child
         self._lease = lease
@@ -290,14 +294,21 @@ class Supervisor:
         self._policy = policy
         # A server may grant a shorter ttl than it was asked for.
         self._kill_after: float = min(kill_after, lease.remaining() / 2)
+        self._max_hold = max_hold
+        self._due: float = began + max_hold
+        """The time at which the command is stopped."""
         self.ending: Ended | None = None
         """The death by a signal to repeat: the command died of a signal of the terminal, or of one that was passed on."""
+        self.by_itself = False
+        """True once the command has ended, unless it was stopped, or asked to end by a signal."""
         self._lent = terminal.lend_at_once
         """True if the command gets the terminal again when the job comes back to the foreground."""
         self._stopped = False
         self._term_at: float | None = None
         """The time of TERM because of the lock."""
         self._killed = False
+        self._overdue = False
+        """True once ``max_hold`` is over, and the lock was not lost before."""
         self._reported = False
         self._complained = False
         self._lost: LossReason | None = None
@@ -334,12 +345,13 @@ class Supervisor:
             if not ended or returncode != -Signals.SIGKILL:
                 if -returncode in DEADLY and (lent or -returncode in self._passed):
                     self.ending = ended_by(-returncode, job=lent)
+                self.by_itself = self.ending is None and self._passed.isdisjoint(ENDING)
                 return of_child(returncode)
             self._report(f"the command was killed, because lock {shorten(self._lease.name)} had ended")
         # The children that the command has left behind worked under the lock as well.
         if await self._child.kill() is Reach.FOREIGN:
             self._complain()
-        return LOST
+        return OVERDUE if self._overdue and self._lost is None else LOST
 
     # --- the lock
 
@@ -363,9 +375,17 @@ class Supervisor:
         if self._forced:
             remaining = self._kill_after if since_term is None else math.inf
             until = now + self._kill_after + GRACE
+        elif now >= self._due and (self._overdue or self._lost is None):
+            self._overdue = True
+            if self._policy == "kill":
+                remaining = 0.0
+            elif since_term is None:
+                remaining = min(remaining, self._kill_after)
         if self._switch is not None and not (self._forced and since_term is not None):
             self._switch.until(until)
         action, pause = decide(remaining, ttl, self._kill_after, since_term, self._policy)
+        if not self._overdue:
+            pause = max(0.001, min(pause, self._due - now))
         if self._killed:
             return POLL
         if action is Action.KILL:
@@ -386,12 +406,16 @@ class Supervisor:
 
     def _why(self) -> str:
         name = shorten(self._lease.name)
+        if self._overdue and self._lost is None:
+            return f"it has had lock {name} for longer than --max-hold {self._max_hold:g}"
         if self._lost is None:
             return f"lock {name} could not be renewed and ends in {seconds(self._lease.remaining())}"
         return f"lock {name} was lost ({self._lost})"
 
     def _report(self, text: str, event: str = "lost", **more: str | bool) -> None:
-        if event == "lost":
+        if event == "lost" and self._overdue and self._lost is None:
+            event = "overdue"
+        elif event == "lost":
             self._reported = True
             more = {"reason": self._lost or "expired", **more}
         self._output.message(text, event=event, name=self._lease.name, token=token_of(self._lease), **more)

@@ -185,7 +185,7 @@ async def test_a_server_without_tls_is_an_error(server, tmp_path):
     made = Certificates(tmp_path / "tls")
     error = await refused(f"{server.url}?tls=true&tls_ca={made.ca}", 2.0)
     assert isinstance(error, BackendUnavailable)
-    assert "it may serve no TLS" in str(error)
+    assert "or not speak TLS at this port" in str(error)
 
 
 def alert() -> ssl.SSLError:
@@ -205,13 +205,25 @@ def alert() -> ssl.SSLError:
     ],
 )
 def test_whichever_end_of_a_tls_connection_comes_first_the_sentence_is_one(error, reason):
+    for encrypted in (True, False):
+        made = unreachable(Host("h", 2379), error, tls=True, encrypted=encrypted)
+        # It may pass: a server that starts again ends connections as well.
+        assert type(made) is BackendUnavailable
+        other = "" if encrypted or reason else ", or not speak TLS at this port"
+        assert str(made) == (
+            f"h:2379 ended the TLS connection before it could be used{reason}; it may demand a certificate of the client: see "
+            f"tls, tls_cert and tls_key{other}"
+        )
+
+
+def test_an_answer_that_is_no_tls_is_refused():
+    error = ssl.SSLError(1, "wrong version number")
+    error.reason = "WRONG_VERSION_NUMBER"
     made = unreachable(Host("h", 2379), error, tls=True)
+    assert type(made) is BackendRefused
     assert str(made) == (
-        f"h:2379: no TLS connection came about{reason}; it may serve no TLS, or demand a certificate of the client: see tls, "
-        "tls_cert and tls_key"
+        "h:2379 does not speak TLS at this port (WRONG_VERSION_NUMBER): leave tls away, or name its port for TLS"
     )
-    # Without an alert it may pass: a server that starts again ends connections as well.
-    assert isinstance(made, BackendRefused) == bool(reason)
 
 
 async def test_a_certificate_is_demanded_and_names_the_user(tmp_path):
@@ -220,8 +232,9 @@ async def test_a_certificate_is_demanded_and_names_the_user(tmp_path):
     with Etcd(certificates=made, extra=["--client-cert-auth", f"--trusted-ca-file={made.ca}"]) as server:
         url = f"{server.url}?tls=true&tls_ca={made.ca}"
         for wrong in ("", f"&tls_cert={others.cert}&tls_key={others.key}"):
-            error = str(await refused(url + wrong, 3.0))
-            assert "demand a certificate of the client: see tls, tls_cert and tls_key" in error
+            error = await refused(url + wrong, 3.0)
+            assert type(error) is BackendUnavailable
+            assert "it may demand a certificate of the client: see tls, tls_cert and tls_key" in str(error)
         # The common name of the certificate.
         for words in (
             ("role", "add", "locks"),

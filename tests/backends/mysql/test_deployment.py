@@ -217,8 +217,8 @@ BROKEN = {
         "MODIFY COLUMN name VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
     ),
     "letters of labels": (
-        "ALTER TABLE given MODIFY label VARCHAR(256) CHARACTER SET latin1 COLLATE latin1_bin NOT NULL",
-        "MODIFY COLUMN label VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+        "ALTER TABLE given MODIFY label VARCHAR(400) CHARACTER SET latin1 COLLATE latin1_bin NOT NULL",
+        "MODIFY COLUMN label VARCHAR(400) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
     ),
     "case of namespaces": (
         "ALTER TABLE given MODIFY namespace VARCHAR(64) CHARACTER SET ascii COLLATE ascii_general_ci NOT NULL",

@@ -1,4 +1,4 @@
-"""Two nodes of a Galera cluster that both take writes: in the lease mode a lock has one holder on both."""
+"""Two nodes of a Galera cluster that both take writes: in the lease mode and over rows a lock has one holder on both."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def cluster() -> Iterator[Galera]:
         yield running
 
 
-@pytest.fixture
-async def nodes(cluster):
+@pytest.fixture(params=["mysql", "mysql+rows"])
+async def nodes(cluster, request):
     """A client at each node, in a namespace of the test's own."""
     namespace = f"t{secrets.token_hex(6)}"
+    first, second = (url.replace("mysql:", f"{request.param}:") for url in cluster.urls)
     async with (
-        aiolock.connect(cluster.urls[0], namespace=namespace, ttl=10) as one,
-        aiolock.connect(cluster.urls[1], namespace=namespace, ttl=10) as other,
+        aiolock.connect(first, namespace=namespace, ttl=10) as one,
+        aiolock.connect(second, namespace=namespace, ttl=10) as other,
     ):
         yield one, other
 

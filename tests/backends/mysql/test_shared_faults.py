@@ -358,16 +358,16 @@ async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(deployme
     tables = ("early", "early_requests")
     for table in tables:
         await as_root(mariadb, f"CREATE TABLE {table} (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
-    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 5") as caught:
+    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 6") as caught:
         await aiolock.connect(deployment.url(), table="early").open()
     assert "DROP TABLE `early`, `early_requests`;\nCREATE TABLE" in str(caught.value)
     for table in tables:
         await as_root(mariadb, f"ALTER TABLE {table} COMMENT='aiolock data format 2'")
     client = aiolock.connect(deployment.url(), table="early")
-    with pytest.raises(UnsafeBackend, match="data format 2, and this client has format 5") as caught:
+    with pytest.raises(UnsafeBackend, match="data format 2, and this client has format 6") as caught:
         await client.open()
     [found] = [one for one in await client.diagnose() if one.subject == "tables"]
-    assert "data format 2, and this client has format 5" in found.text
+    assert "data format 2, and this client has format 6" in found.text
     # No table is made beside them; what the message says is enough.
     assert await as_root(mariadb, "SHOW TABLES LIKE 'early\\_reg%'") == ()
     for statement in str(caught.value).partition("make them anew:\n")[2].split(";\n"):

@@ -10,7 +10,6 @@ import asyncpg
 import pytest
 
 import aiolock
-from aiolock.backends.postgresql.connection import Pipeline
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.rows.lockrow import Enter as EnterStep
 from aiolock.backends.rows.lockrow import (
@@ -24,6 +23,7 @@ from aiolock.backends.rows.lockrow import (
     encode,
     template,
 )
+from aiolock.backends.rows.pipeline import Pipeline
 from aiolock.backends.rows.store import Entry
 from aiolock.backends.rows.writer import ALONE
 from tests.backends.postgresql.tools import edit, key, opened, put

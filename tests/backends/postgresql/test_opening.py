@@ -178,7 +178,7 @@ async def test_a_certificate_for_another_host_is_refused(with_tls, tmp_path):
 
 async def test_tls_that_the_server_does_not_offer_is_refused_before_the_password(server):
     await refused(
-        url_of(server, query="?tls=encrypt"), BackendRefused, "does not offer TLS, which was asked for"
+        url_of(server, query="?tls=encrypt"), BackendRefused, "does not offer TLS, which tls= asks for"
     )
 
 

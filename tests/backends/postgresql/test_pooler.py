@@ -10,7 +10,8 @@ import asyncpg
 import pytest
 
 import aiolock
-from aiolock.backends.postgresql.connection import Connections, Driver
+from aiolock.backends.postgresql import connection
+from aiolock.backends.postgresql.connection import Driver
 from aiolock.errors import BackendUnavailable, UnsafeBackend
 from aiolock.types import Level
 from tests.backends.postgresql.test_diagnosis import found
@@ -120,7 +121,7 @@ async def test_a_pooler_that_swaps_sessions_is_found_out_by_a_client_that_is_ope
         async def by_chance(*_):
             return False
 
-        monkeypatch.setattr(f"{Connections.__module__}.swaps_sessions", by_chance)
+        monkeypatch.setattr(f"{connection.__name__}.swaps_sessions", by_chance)
         async with opened(pooler.url) as store:
             monkeypatch.undo()
             program = await asyncpg.connect(pooler.url, statement_cache_size=0)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from aiolock.backends.postgresql import store as module
-from aiolock.backends.postgresql.connection import MOST_ITEMS
+from aiolock.backends.rows.pipeline import MOST_ITEMS
 from aiolock.backends.rows.store import ALL, MOST_VALUE, Row
 from aiolock.errors import BackendUnavailable
 from tests.backends.postgresql.tools import Heard, edit, key, opened, put

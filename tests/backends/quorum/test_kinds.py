@@ -1,18 +1,13 @@
-"""Readers and writers, downgrades, requests and force, order and limits: with all three servers, and without one."""
+"""Readers and writers, requests and force, order and limits: with all three servers, and without one."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import asynccontextmanager
 
 import pytest
 
-from aiolock import BackendUnavailable, Client
-from aiolock.backends.memory import MemoryBackend, MemoryServer
-from aiolock.backends.quorum import QuorumBackend
 from aiolock.core.backend import EventKind
-from tests.faults.links import Cuttable
 from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 
@@ -55,59 +50,6 @@ async def test_a_writer_is_served_although_readers_never_stop_coming(three):
         over.set()
         await asyncio.gather(*tasks)
     await three.nothing_is_left()
-
-
-@pytest.mark.parametrize("number", range(3))
-async def test_a_writer_becomes_a_reader_while_a_server_is_away(three, number):
-    name = three.name(0)
-    async with three.several(3, ttl=30, command_timeout=3) as (client, reader, writer):
-        lease = await client.rwlock(name).write().acquire()
-        token = lease.token
-        async with three.away("black-holed", number):
-            waiting = asyncio.create_task(reader.rwlock(name).read().acquire())
-            await lease.downgrade()
-            assert lease.held
-            assert lease.token == token
-            async with asyncio.timeout(PATIENCE):
-                other = await waiting
-            writing = asyncio.create_task(writer.rwlock(name).write().acquire())
-        # The server that did not hear of it has not kept a writer.
-        await lease.renew()
-
-        async def reads() -> bool:
-            async with three.alone(number) as seen:
-                holders = (await seen.rwlock(name).read().inspect()).holders
-            return all(holder.mode == "read" for holder in holders)
-
-        await until(reads)
-        assert lease.held
-        assert other.held
-        assert not writing.done()
-        await lease.release()
-        await other.release()
-        async with asyncio.timeout(PATIENCE):
-            await (await writing).release()
-    await three.nothing_is_left()
-
-
-async def test_a_downgrade_gives_no_vote_back_that_the_holder_relies_on():
-    links = {MemoryBackend(server=MemoryServer(), transport=(link := Cuttable())): link for _ in range(3)}
-    async with Client(QuorumBackend(list(links)), ttl=300) as client:
-        lease = await client.rwlock("x").write().acquire()
-        claim = lease._hold.validity.claim
-        await until(lambda: all(vote.granted for vote in claim.votes))
-        silent, _, pushed = claim.votes
-        # Its answer is lost, and another vote counts from a moment ago, but not for long.
-        links[silent.member.backend].deaf = True
-        links[pushed.member.backend].cut(refused=True)
-        pushed.until, pushed.sent = client._runtime.clock() + 1, math.inf
-        with pytest.raises(BackendUnavailable):
-            await lease.downgrade()
-        assert claim.until > lease._hold.validity.until - 1
-        links[pushed.member.backend].mend()
-        await lease.downgrade()
-        assert claim.until > lease._hold.validity.until - 1
-        assert lease.held
 
 
 @asynccontextmanager

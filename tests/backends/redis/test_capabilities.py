@@ -146,8 +146,15 @@ async def test_info_that_may_not_be_asked_is_empty_and_one_that_cannot_be_heard_
 @pytest.mark.parametrize(
     ("counts", "may"), [([0, 0], True), ([-1, 1], True), ([0, -1], False), ([-1, -1], False)]
 )
-def test_who_may_publish_need_not_count(counts, may):
-    assert may_publish(counts) is may
+async def test_who_may_publish_need_not_count(counts, may):
+    assert await may_publish(Server(EVAL=counts)("EVAL")) is may
+
+
+async def test_a_server_that_takes_no_script_that_publishes_is_none_that_denies_it():
+    assert await may_publish(Server(EVAL=BackendRefused("bad lua script"))("EVAL")) is None
+    for error in (BackendRefused("full", retryable=True), BackendUnavailable("gone")):
+        with pytest.raises(type(error)):
+            await may_publish(Server(EVAL=error)("EVAL"))
 
 
 async def test_the_probe_leaves_no_key_behind(server, admin, connect, namespace):

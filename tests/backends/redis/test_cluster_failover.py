@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -12,9 +13,10 @@ import redis.asyncio
 import aiolock
 from aiolock import BackendError, BackendUnavailable
 from aiolock.backends.redis.commands import load
+from tests.backends.redis.test_cluster_slots import neighbour
 from tests.backends.redis.test_scripts import LIFE, TTL, Lock
 from tests.contract.deployments import Detoured
-from tests.faults.cluster_slots import named, nothing_is_left, owner, slot_of_name
+from tests.faults.cluster_slots import Move, named, nothing_is_left, owner, slot_of_name
 from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE, queued, until
 from tests.servers import Redis, RedisCluster
@@ -112,6 +114,45 @@ async def test_what_was_copied_outlives_the_primary(doubled, connect, namespace,
     await nothing_is_left(doubled, namespace)
     if way == "killed":
         back(doubled, primary)
+
+
+@contextlib.contextmanager
+def silent(cluster: RedisCluster, primary: int) -> Iterator[None]:
+    """The replica of a primary stands still."""
+    replica = replica_of(cluster, primary)
+    copied(cluster, primary)
+    cluster.freeze(replica)
+    try:
+        yield
+    finally:
+        cluster.thaw(replica)
+        cluster.until(lambda: all(cluster.sound(one) for one in range(len(cluster.ports))))
+        copied(cluster, primary)
+
+
+async def test_the_replicas_of_the_primary_that_has_answered_confirm(doubled, connect, namespace):
+    async with connect(doubled.url, ttl=30, replicas=1, command_timeout=2.0) as client:
+        source, target = owner(doubled, 0), owner(doubled, 16383)
+        name = named(doubled, source)
+        with silent(doubled, source):
+            with pytest.raises(BackendUnavailable, match="0 of replicas=1 have confirmed"):
+                await client.lock(name).acquire()
+            async with client.lock(named(doubled, target), timeout=PATIENCE) as lease:
+                assert lease.held
+        async with client.lock(name, timeout=PATIENCE) as lease:
+            move = Move(doubled, name, target).begin()
+            # A new name of that slot is locked where the slot goes.
+            new = neighbour(name)
+            with silent(doubled, target):
+                await lease.renew()
+                with pytest.raises(BackendUnavailable, match="0 of replicas=1 have confirmed"):
+                    await client.lock(new).acquire()
+            async with client.lock(new, timeout=PATIENCE) as other:
+                assert other.held
+            move.keys().end()
+            await lease.renew()
+        assert client.stats()["lost"] == 0
+    await nothing_is_left(doubled, namespace)
 
 
 async def test_what_was_not_copied_is_lost_or_said_again(doubled, connect):

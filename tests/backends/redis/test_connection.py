@@ -482,8 +482,12 @@ async def test_replies_that_arrived_while_the_loop_stood_still_are_read_before_a
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_thousands_of_answers_behind_a_stall_are_read_before_one_of_their_calls_has_failed(server, loop):
+def test_thousands_of_answers_behind_a_stall_are_read_before_one_of_their_calls_has_failed(
+    server, loop, monkeypatch
+):
     """One pass of the loop reads a small part of them, and the program takes its time with each."""
+    # The server has no room for all of them before the first is read. When it goes on then is up to the machine.
+    monkeypatch.setattr(transport, "GRACE", 20.0)
 
     async def main() -> None:
         async with connected(server, timeout=0.3) as connection:
@@ -498,6 +502,58 @@ def test_thousands_of_answers_behind_a_stall_are_read_before_one_of_their_calls_
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
+
+
+async def test_after_a_stall_a_server_may_go_on_for_as_long_as_it_sends_and_for_one_more_timeout(
+    server, monkeypatch
+):
+    """The server, and not only this process, may be slow to go on: it had no room for the rest of its answers."""
+    monkeypatch.setattr(transport, "GRACE", 0.0)
+    now = 100.0
+    connection = Connection(Endpoint(server.url), clock=lambda: now, command_timeout=1.0)
+    await connection.open()
+    connection._timer.cancel()
+    server.freeze()
+    try:
+        calls = [connection.call("ECHO", n) for n in range(100)]
+        await asyncio.sleep(0)
+        now = 103.0
+        connection._on_timer()
+        for n in range(60):
+            # Each pass of the loop reads one answer, and finds the socket empty behind it.
+            now += 0.01
+            connection.data_received(b":%d\r\n" % n)
+            await asyncio.sleep(0)
+        assert [call.result() for call in calls[:60]] == list(range(60))
+        assert not any(call.done() for call in calls[60:])
+        now = 104.0
+        for n in range(60, 70):
+            connection.data_received(b":%d\r\n" % n)
+            await asyncio.sleep(0)
+        assert all(isinstance(call.exception(), BackendUnavailable) for call in calls[70:])
+    finally:
+        server.thaw()
+    await connection.aclose()
+
+
+async def test_after_a_stall_a_server_that_sends_nothing_has_a_moment_and_no_more(server, monkeypatch):
+    monkeypatch.setattr(transport, "GRACE", 0.0)
+    now = 100.0
+    connection = Connection(Endpoint(server.url), clock=lambda: now, command_timeout=1.0)
+    await connection.open()
+    connection._timer.cancel()
+    server.freeze()
+    try:
+        call = connection.call("ECHO", "patience")
+        await asyncio.sleep(0)
+        now = 103.0
+        connection._on_timer()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert isinstance(call.exception(), BackendUnavailable)
+    finally:
+        server.thaw()
+    await connection.aclose()
 
 
 async def test_a_ping_whose_answer_waits_behind_others_in_a_stall_ends_no_connection(server, monkeypatch):

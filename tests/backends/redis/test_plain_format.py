@@ -221,6 +221,7 @@ async def test_a_lock_stays_taken_for_a_while_after_its_release(connect, server,
         ({"dialect": "aiolock", "yield_to_foreign": 0.2}, "yield_to_foreign: this is about"),
         ({"dialect": "plain", "prefix": "x" * 257}, "prefix must be text of at most 256 bytes"),
         ({"dialect": "plain", "prefix": "\ud800"}, "prefix must be text"),
+        ({"dialect": "plain", "replicas": 1}, "replicas= is for this library's own locks"),
         ({"dialect": "plain", "prefix": 7}, "prefix must be a str"),
         (
             {"dialect": "plain", "yield_to_foreign": -1},

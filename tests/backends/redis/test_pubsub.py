@@ -34,7 +34,7 @@ class Listener:
         self.story: asyncio.Queue[object] = asyncio.Queue()
         self.subscriber = Subscriber(
             Endpoint(url),
-            channel,
+            lambda: [channel],
             clock=system_clock,
             command_timeout=20,
             on_message=self.story.put_nowait,
@@ -141,7 +141,11 @@ async def test_a_denied_subscription_is_no_failure_and_is_asked_for_again_slowly
 
 async def test_a_server_that_is_not_there_is_unavailable():
     subscriber = Subscriber(
-        Endpoint("redis://127.0.0.1:1"), "ours", clock=system_clock, command_timeout=0.2, on_message=print
+        Endpoint("redis://127.0.0.1:1"),
+        lambda: ["ours"],
+        clock=system_clock,
+        command_timeout=0.2,
+        on_message=print,
     )
     with pytest.raises(BackendUnavailable, match="nothing listens"):
         await subscriber.open()

@@ -14,7 +14,7 @@ import redis.asyncio
 import aiolock
 from aiolock.backends.redis import RedisBackend, commands
 from aiolock.backends.redis.diagnosis import Facts, Pushing, _pushes
-from aiolock.backends.redis.same_server import agree
+from aiolock.backends.redis.run_id import agree
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 from tests.backends.redis.test_scripts import Lock
@@ -171,7 +171,7 @@ async def test_nothing_is_published_to_who_is_not_subscribed_at_the_server_of_th
 
 async def test_a_token_that_was_published_is_used_up_whoever_received_it(line):
     script = "many_release" if isinstance(line, ManyLock) else "release"
-    counted = b"redis.pcall('PUBSUB', 'NUMSUB', to)[2]"
+    counted = b"redis.pcall('PUBSUB', 'NUMSUB', to .. subscription)[2]"
     source = commands.SCRIPTS[script].source
     assert counted in source
     # As if the subscription had ended between the count and the message.
@@ -297,6 +297,32 @@ async def test_a_subscription_at_an_earlier_primary_is_given_up_once_the_command
             assert not backend._server.same.known
             await until(lambda: backend._server.subscriber.subscribed and backend._server.same.known)
             assert (name.at(old), name.at(new)) == (0, 2)
+
+
+async def test_an_earlier_subscription_that_the_server_has_not_missed_yet_does_not_count(connect, caplog):
+    with Redis(users=USERS) as old, Redis(users=USERS) as new:
+        async with (
+            Balanced(old.port) as name,
+            connect(name.url("blind:password@"), ttl=5) as client,
+            redis.asyncio.Redis(port=old.port) as admin,
+        ):
+            backend = client._backend
+            subscriber = backend._server.subscriber
+            await until(lambda: backend._server.same.known)
+            name.lead(new.port)
+            ours = subscriber._transport.get_extra_info("sockname")[1]
+            [end] = [
+                end
+                for end in name.ends
+                if end.lane is name.up and end.transport.get_extra_info("peername")[1] == ours
+            ]
+            end.reset()
+            await until(lambda: "messages come from another server" in caplog.text)
+            assert not backend._server.same.known
+            name.lead(old.port)
+            await until(lambda: backend._mutex.wakeups.pushed and backend._server.same.known)
+            [(_, count)] = await admin.pubsub_numsub(backend._channel)
+            assert count == 2, "the server still counts the earlier one"
 
 
 @pytest.mark.parametrize("user", ["blind:password@", "neither:password@"])

@@ -18,7 +18,8 @@ LITERAL = re.compile(r"'([A-Z]+)'(?:\)|, (KEYS\[)?)")
 TEXTS = {
     **{name: script.source.decode() for name, script in load().items()},
     **{f"{name} in a cluster": script.source.decode() for name, script in load(cluster=True).items()},
-    **{name: source(name) for name in ("probe", "publish", "format")},
+    **{f"{name}, mute": script.source.decode() for name, script in load(mute=True).items()},
+    **{name: source(name) for name in ("probe", "publish", "format", "barrier")},
     **{f"plain {name}": script.source.decode() for name, script in PlainBackend.scripts.items()},
 }
 
@@ -46,3 +47,9 @@ def test_commands_are_literals_and_keys_are_written_as_such(name):
 def test_every_call_of_a_script_has_a_key():
     # A proxy without one does not know where it belongs.
     assert commands.Format("n").question[2] == "1"
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_mute_scripts_publish_nothing(cluster):
+    for name, script in load(cluster=cluster, mute=True).items():
+        assert not re.search(rb"PUBLISH|PUBSUB|CLUSTER", script.source), name

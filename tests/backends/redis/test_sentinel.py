@@ -32,6 +32,8 @@ def ask(server: Redis, *words: object, password: str | None = None) -> Any:
 class Watched:
     """A primary, a replica of it, and three Sentinels."""
 
+    replicas = 1
+
     def __init__(
         self, first: Redis, second: Redis, sentinels: list[Redis], password: str | None = None
     ) -> None:
@@ -55,7 +57,10 @@ class Watched:
     def knows_all(self, sentinel: Redis) -> bool:
         [words] = ask(sentinel, "SENTINEL", "MASTERS")
         known = words if isinstance(words, dict) else dict(zip(words[::2], words[1::2], strict=True))
-        return (int(known["num-other-sentinels"]), int(known["num-slaves"])) == (len(self.sentinels) - 1, 1)
+        return (int(known["num-other-sentinels"]), int(known["num-slaves"])) == (
+            len(self.sentinels) - 1,
+            self.replicas,
+        )
 
     @property
     def hosts(self) -> str:

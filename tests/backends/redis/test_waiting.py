@@ -83,9 +83,9 @@ class Server:
         return [round(when, 3) for when, *_ in self.heartbeats]
 
     def heartbeat(
-        self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool
+        self, keys: Sequence[str], counts: Sequence[int], life: int, notified: str
     ) -> asyncio.Future[Any]:
-        assert pushed is self.wakeups.pushed
+        assert (notified[0] == "s") is self.wakeups.pushed
         self.heartbeats.append((self.now, list(keys), list(counts), life))
         reply: asyncio.Future[Any] = self.loop.create_future()
         if self.error is not None:
@@ -185,12 +185,12 @@ async def test_the_pace_is_forgotten_when_nobody_waits(server):
 @in_virtual_time
 async def test_without_pushes_it_asks_every_tenth_of_a_second_and_stops_when_they_are_back(server):
     server.wakeups.add(RecordingWaiter())
-    server.wakeups.set_pushed(pushed=False)
+    server.wakeups.set_pushed(None)
     server.wakeups.now()
     await asyncio.sleep(1.05)
     assert server.times == pytest.approx([n / 10 for n in range(11)], abs=0.002)
     assert server.heartbeats[-1][3] == LIFE * 1000
-    server.wakeups.set_pushed(pushed=True)
+    server.wakeups.set_pushed(":2")
     server.wakeups.now()
     server.heartbeats.clear()
     await asyncio.sleep(10)
@@ -297,7 +297,7 @@ async def test_a_node_of_a_cluster_that_does_not_answer_holds_up_no_heartbeat_of
 
 async def _crowded(server):
     server.wakeups.batch = 1
-    server.wakeups.set_pushed(pushed=False)
+    server.wakeups.set_pushed(None)
     for number in range(5):
         server.wakeups.add(RecordingWaiter(str(number)))
     await asyncio.sleep(5 + SOON)
@@ -358,7 +358,7 @@ async def test_a_waiter_is_told_why_it_wakes(server):
     await asyncio.sleep(SOON)
     server.wakeups.soon(lambda key: key == "x")
     await asyncio.sleep(SOON)
-    server.wakeups.set_pushed(pushed=False)
+    server.wakeups.set_pushed(None)
     await asyncio.sleep(PERIOD + SOON)
     server.error = UnsafeBackend("data of another version")
     await asyncio.sleep(PERIOD_WITHOUT_PUSH + SOON)

@@ -168,7 +168,10 @@ def test_a_register_of_another_format_is_named(directory):
     """A latch, a barrier or the leader that an election shows: its tasks are told when they use it."""
     assert aiolock("run", "--local", "x", "--", "true")[0] == 0
     with sqlite3.connect(directory / "locks.db") as file:
-        rows = [("done", b'{"v":1,"seen":{},"body":{"left":1}}'), ("other", b'{"v":2,"seen":{},"body":{}}')]
+        rows = [
+            ("done", b'{"v":2,"n":1,"writes":[],"body":{"left":1}}'),
+            ("other", b'{"v":1,"seen":{},"body":{}}'),
+        ]
         [[prefix]] = file.execute(
             "SELECT substr(key, 1, instr(key, '/l/') - 1) FROM aiolock WHERE key LIKE '%/l/lock/x'"
         )

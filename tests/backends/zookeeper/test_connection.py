@@ -10,8 +10,8 @@ from aiozk import exc
 from aiozk import protocol as aiozk_protocol
 
 from aiolock.backends.zookeeper import protocol
-from aiolock.backends.zookeeper.connection import LONGEST, Connection, Refused
-from aiolock.backends.zookeeper.errors import InDoubt, NotSent, unwrap
+from aiolock.backends.zookeeper.connection import LONGEST, Connection
+from aiolock.backends.zookeeper.errors import InDoubt, NotSent, Refused, unwrap
 from aiolock.backends.zookeeper.url import Host
 
 STAT = struct.pack("!qqqqiiiqiiq", *range(1, 12))

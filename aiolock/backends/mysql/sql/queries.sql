@@ -128,6 +128,17 @@ UPDATE {table} SET forced = owner, owner = NULL, expires_at = UTC_TIMESTAMP(6)
 WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6);
 SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
 
+-- name: force_token
+-- Only the hold that has the token: one of its own, from that on which its last renewal has reported.
+UPDATE {table} SET forced = owner, owner = NULL, expires_at = UTC_TIMESTAMP(6)
+WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6) AND {token} BETWEEN
+  IF({reported} BETWEEN token AND token + {block} - 1, {reported}, token) AND token + {block} - 1;
+SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
+
+-- name: reported
+-- The token in what a renewal has reported; 0 if nothing was.
+CAST(IF(present LIKE '% %', SUBSTRING_INDEX(SUBSTRING_INDEX(present, ' ', 2), ' ', -1), '0') AS UNSIGNED)
+
 -- name: ping
 DO 0
 
@@ -288,7 +299,9 @@ RELEASE SAVEPOINT {mark}
 -- Only on the server that was meant: elsewhere the number is a stranger's.
 KILL QUERY IF({server} = '{there}', {number}, 0)
 
--- name: server_address
+-- name: confirm_address
+-- On the main session: the hold, and the server, which must take writes.
+{shown};
 SELECT {server}, CONCAT(@@hostname, ':', @@port), @@GLOBAL.read_only IN ('0', 'OFF')
 
 -- name: confirm_hold
@@ -301,3 +314,12 @@ SELECT owner FROM {whole} FORCE INDEX (PRIMARY) WHERE id = {id} LOCK IN SHARE MO
 SELECT r.owner FROM {whole} AS t FORCE INDEX (PRIMARY) STRAIGHT_JOIN {whole_requests} AS r FORCE INDEX (PRIMARY)
   ON r.owner = {owner} AND r.lock_id = t.id AND r.state IN (1, 2)
 WHERE t.id = {id} LOCK IN SHARE MODE
+
+-- name: shown_hold
+-- A plain read, which sees what the transaction sees: the first token of the hold, and the one that a renewal has reported last.
+SELECT token, SUBSTRING_INDEX(SUBSTRING_INDEX(present, ' ', 2), ' ', -1) FROM {whole} FORCE INDEX (PRIMARY)
+WHERE id = {id} AND owner = {owner}
+
+-- name: shown_request
+SELECT token, SUBSTRING_INDEX(SUBSTRING_INDEX(present, ' ', 2), ' ', -1) FROM {whole_requests} FORCE INDEX (PRIMARY)
+WHERE owner = {owner} AND lock_id = {id} AND state IN (1, 2)

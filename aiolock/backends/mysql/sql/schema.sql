@@ -4,7 +4,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   family VARCHAR(10) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   name VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
-  label VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  label VARCHAR(400) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   value VARBINARY(256) NOT NULL DEFAULT '',
   token BIGINT UNSIGNED NOT NULL,
   since DATETIME(6) NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   extension BIGINT UNSIGNED NOT NULL DEFAULT 0,
   declared INT UNSIGNED NOT NULL DEFAULT 0,
   capacity INT UNSIGNED NULL
-) ENGINE=InnoDB COMMENT='aiolock data format 5';
+) ENGINE=InnoDB COMMENT='aiolock data format 6';
 CREATE TABLE IF NOT EXISTS {requests} (
   owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   lock_id CHAR(40) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS {requests} (
   mode VARCHAR(10) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   weight INT UNSIGNED NOT NULL,
   block INT UNSIGNED NOT NULL,
-  label VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  label VARCHAR(400) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   ttl BIGINT UNSIGNED NOT NULL,
   confirmation_window BIGINT UNSIGNED NOT NULL,
   token BIGINT UNSIGNED NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS {requests} (
   extension BIGINT UNSIGNED NOT NULL DEFAULT 0,
   KEY lock_id (lock_id),
   KEY client (client)
-) ENGINE=InnoDB COMMENT='aiolock data format 5';
+) ENGINE=InnoDB COMMENT='aiolock data format 6';
 CREATE TABLE IF NOT EXISTS {registers} (
   id CHAR(40) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   namespace VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -45,4 +45,4 @@ CREATE TABLE IF NOT EXISTS {registers} (
   value MEDIUMBLOB NOT NULL,
   version BIGINT UNSIGNED NOT NULL,
   expires_at DATETIME(6) NOT NULL
-) ENGINE=InnoDB COMMENT='aiolock data format 5'
+) ENGINE=InnoDB COMMENT='aiolock data format 6'

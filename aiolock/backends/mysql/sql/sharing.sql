@@ -100,8 +100,16 @@ DELETE r FROM {requests} AS r FORCE INDEX (lock_id) WHERE r.lock_id = {id} AND r
 UPDATE {requests} FORCE INDEX (lock_id) SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
 WHERE lock_id = {id} AND state IN (1, 2)
 
+-- name: force_out_token
+-- Only the hold that has the token, as `force_token`.
+UPDATE {requests} FORCE INDEX (lock_id) SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6) AND {its_token}
+
+-- name: its_token
+{token} BETWEEN IF({reported} BETWEEN token AND token + block - 1, {reported}, token) AND token + block - 1
+
 -- name: forced_out
-SELECT DISTINCT client FROM {requests} WHERE lock_id = {id} AND state = 3
+SELECT DISTINCT client FROM {requests} WHERE lock_id = {id} AND state = 3 AND ({its_token})
 
 -- name: resize
 UPDATE {table} SET capacity = {capacity}, since = UTC_TIMESTAMP(6) WHERE id = {id}

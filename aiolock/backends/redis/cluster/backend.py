@@ -9,7 +9,6 @@ from typing import Any
 from aiolock.backends.redis.backend import BaseBackend
 from aiolock.backends.redis.claim import RedisClaim, renewal
 from aiolock.backends.redis.cluster.server import ClusterServer
-from aiolock.backends.redis.commands import load
 from aiolock.core.backend import Claim, Renewal
 from aiolock.errors import BackendUnavailable, forgets_arguments
 
@@ -23,7 +22,7 @@ class ClusterBackend(BaseBackend[ClusterServer]):
     """A Redis or Valkey Cluster; :class:`ClusterServer` has the parameters, and ``make`` returns one in their place."""
 
     name = "Redis Cluster"
-    scripts = load(cluster=True)
+    clustered = True
 
     @forgets_arguments
     def __init__(

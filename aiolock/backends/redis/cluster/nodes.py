@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from aiolock.backends.redis.cluster.slots import SLOTS, Layout, NodeEndpoint, Seeds, parse
+from aiolock.backends.redis.cluster.slots import SLOTS, Layout, NodeEndpoint, Seeds, key_in, parse
 from aiolock.backends.redis.commands import Reply, Script
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.replicas import Barriers, noting
+from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.url import Verify
 from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import ConnectionState, Hook, Options
@@ -44,6 +47,8 @@ class NodeContext:
     """Options and callbacks that the nodes of one client share."""
 
     options: Options
+    prefix: str
+    """Of keys."""
     channel: str
     scripts: Sequence[Script]
     verify: Verify | None
@@ -72,10 +77,11 @@ class Node:
         self._on_up = context.on_up
         self._on_change = context.on_change
         self._endpoints = seeds.at(host), seeds.at(host)
+        server = RunId()
         self.connection = _Connection(
             self._endpoints[0],
             scripts=context.scripts,
-            verify=context.verify,
+            verify=noting(server, context.verify) if seeds.replicas else context.verify,
             on_up=self._up,
             on_down=self._down,
             **context.options,
@@ -84,12 +90,23 @@ class Node:
         # The channel of this client has another name at each node.
         self.subscriber = Subscriber(
             self._endpoints[1],
-            lambda: f"{context.channel}@{self._endpoints[1].node}",
+            lambda: [f"{context.channel}@{self._endpoints[1].node}"],
             on_message=partial(context.on_message, self),
             on_up=self._subscribed,
             on_down=context.on_change,
             **context.options,
         )
+        self.barriers: Barriers | None = None
+        if seeds.replicas:
+
+            def key() -> str:
+                return key_in(
+                    self.slots or range(SLOTS), f"{context.prefix}replicas:", random.randrange(SLOTS)
+                )
+
+            self.barriers = Barriers(
+                seeds.at(host), seeds.replicas, self.connection, server, key, **context.options
+            )
         self.begun: list[asyncio.Future[None]] = []
         """Done when a connection stands for the first time, or is refused."""
 
@@ -99,10 +116,13 @@ class Node:
     def begin(self) -> None:
         """Connect in the background."""
         self.begun = [self.connection.begin(), self.subscriber.begin()]
+        if self.barriers is not None:
+            self.begun.append(self.barriers.connection.begin())
 
     async def aclose(self) -> None:
-        """Close both connections. Cancelling it may leave some open, for another call."""
-        await asyncio.gather(self.connection.aclose(), self.subscriber.aclose())
+        """Close its connections. Cancelling it may leave some open, for another call."""
+        some = self.connection, self.subscriber, self.barriers
+        await asyncio.gather(*(each.aclose() for each in some if each is not None))
 
     @property
     def ready(self) -> bool:
@@ -137,6 +157,8 @@ class Node:
     def _up(self) -> None:
         self._paired = -math.inf
         self._agree(self.subscriber)
+        if self.barriers is not None:
+            self.barriers.compare()
         self.pair()
         self._on_up(self)
         self._on_change()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from random import Random
+from weakref import WeakKeyDictionary
 
 from aiolock.backends.redis.cluster.nodes import Node, NodeContext, Nodes
 from aiolock.backends.redis.cluster.slots import Seeds, key_of, redirection, slot_of
@@ -62,6 +63,8 @@ class Router(OneProcess):
         """Why no lock of this cluster can be used, if its data have another format."""
         self.trouble: BackendError | None = None
         """Why a command was not executed where it was sent, the latest."""
+        self.sent: WeakKeyDictionary[Reply, Node] | None = WeakKeyDictionary() if seeds.replicas else None
+        """The node that each command was sent to last, which is the one that has answered it; ``None`` if nobody asks."""
         self.nodes = Nodes(seeds, context, redirect=self.redirect, reclaim=self._reclaim, waits=self._waits)
 
     # --- for callers: see Connection
@@ -79,7 +82,10 @@ class Router(OneProcess):
             return refused
         if node is not None:
             node.pair()
-            return node.connection.issue(command)
+            reply = node.connection.issue(command)
+            if self.sent is not None:
+                self.sent[reply] = node
+            return reply
         self.refuse_fork("connection")
         if self.nodes.closed:
             raise RuntimeError("this client is closed")
@@ -142,7 +148,12 @@ class Router(OneProcess):
         if target is None or entry.hops > EAGER or not (target.ready if asking else target is not node):
             self._hold(future, entry)
         else:
-            target.connection.reissue(future, command, issued, *((_ASKING,) if asking else ()))
+            self._reissue(target, future, command, issued, *((_ASKING,) if asking else ()))
+
+    def _reissue(self, node: Node, future: Reply, command: bytes, issued: float, *before: bytes) -> None:
+        if self.sent is not None:
+            self.sent[future] = node
+        node.connection.reissue(future, command, issued, *before)
 
     def _reroute(self, future: Reply, command: bytes, issued: float) -> _Rerouted:
         loop = asyncio.get_running_loop()
@@ -195,7 +206,7 @@ class Router(OneProcess):
         if node is None:
             self._hold(future, entry)
         else:
-            node.connection.reissue(future, entry.command, entry.issued)
+            self._reissue(node, future, entry.command, entry.issued)
 
     def _waits(self) -> bool:
         return any(entry.again is not None for entry in self._rerouted.values())
@@ -213,4 +224,4 @@ class Router(OneProcess):
             entry.hops += 1
             found = self._owner(command)
             if found is not None and not future.done():
-                found.connection.reissue(future, command, issued)
+                self._reissue(found, future, command, issued)

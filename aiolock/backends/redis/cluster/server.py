@@ -14,7 +14,7 @@ from aiolock.backends.redis.admin import Call
 from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
-from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Script, encode
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Reply, Script, encode
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
 from aiolock.backends.redis.server import Keyed, RedisServer
@@ -71,6 +71,7 @@ class ClusterServer(RedisServer):
         usage = self._usage
         context = NodeContext(
             options=self._options,
+            prefix=usage.prefix,
             channel=usage.channel,
             scripts=usage.scripts,
             verify=None if usage.format is None else usage.format.verify,
@@ -81,6 +82,7 @@ class ClusterServer(RedisServer):
         )
         self.router = Router(self.endpoint, context)
         self.issue, self.pairing = self.router.issue, None
+        self.confirm = self._confirmed if self.endpoint.replicas else None
 
     async def _open(self) -> None:
         router, limit = self.router, self._limit
@@ -141,11 +143,17 @@ class ClusterServer(RedisServer):
         key = key_in(node.slots or range(SLOTS), f"{self._usage.prefix}probe:")
         publishing = call("EVAL", PUBLISH.source, "1", key, f"{self._usage.channel}@")
         info = await probe(call, key, self._usage.probe)
-        if not may_publish(await publishing):
-            self._publishes = False
+        publishes = await may_publish(publishing)
+        self._publishes = self._publishes and bool(publishes)
+        if publishes is None and not self._opened:
+            self._usage.on_mute()
+        if node.barriers is not None:
+            await node.barriers.check()
         pushed = self._publishes and node.subscriber.denied is None
-        # Where waiters poll in any case, it is no loss.
-        return assess(info, pushed=pushed or self._usage.format is None, cluster=True)
+        if self._usage.format is None:
+            # Waiters poll in any case, so this is no loss.
+            return assess(info, pushed=True, cluster=True)
+        return assess(info, pushed=pushed, mute=publishes is None, cluster=True)
 
     async def _judge_later(self, node: Node) -> None:
         """Warn if a node that came after the opening lacks a capability that was promised."""
@@ -198,9 +206,9 @@ class ClusterServer(RedisServer):
 
     def _change(self) -> None:
         """Check all waiters: a connection has come or gone."""
-        self._usage.on_push(
-            self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
-        )
+        pushed = self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
+        # The channel of a node has its id: a message by another node's clock is not received.
+        self._usage.on_push("" if pushed else None)
 
     def _message(self, node: Node, payload: bytes) -> None:
         def pairing_of(claim: Keyed) -> Pairing | None:
@@ -229,6 +237,12 @@ class ClusterServer(RedisServer):
     def _doubt(self, slots: AbstractSet[int]) -> None:
         """Report slots whose node may not know everything."""
         self._usage.on_up(lambda key: slot_of(key.encode()) in slots)
+
+    def _confirmed(self, reply: Reply, until: float, sent: float) -> asyncio.Future[None]:
+        """Wait for a barrier at the primary that has answered."""
+        node = None if self.router.sent is None else self.router.sent.get(reply)
+        assert node is not None and node.barriers is not None  # noqa: S101, PT018 - every command is sent to a node
+        return node.barriers.confirm(until, sent)
 
     # --- administration
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from aiolock.backends.dialects import REDIS
+from aiolock.backends.foreign_parameters import REDIS
 from aiolock.backends.redis.url import BESIDE, IN_URL, Endpoint, credentials
 from aiolock.backends.urls import Form, Host
 from aiolock.backends.urls import parse as parse_address
@@ -69,9 +69,9 @@ def key_of(command: bytes) -> bytes | None:
     return words[4] if words[2] == b"HMGET" else None
 
 
-def key_in(slots: Container[int], prefix: str) -> str:
-    """Return a key in one of these slots, of which there must be at least one."""
-    number = 0
+def key_in(slots: Container[int], prefix: str, start: int = 0) -> str:
+    """Return a key in one of these slots, of which there must be at least one; another ``start`` may find another one."""
+    number = start
     while crc_hqx(b"%d" % number, 0) % SLOTS not in slots:
         number += 1
     return f"{prefix}{{{number}}}"
@@ -121,7 +121,7 @@ _FORM = Form(
     IN_URL,
     BESIDE,
     several=True,
-    dialect=REDIS,
+    foreign=REDIS,
     reserved="/",
 )
 
@@ -138,6 +138,7 @@ class Seeds(Endpoint):
 
     def __init__(self, url: str, **options: Any) -> None:
         address = parse_address(_FORM, url, options)
+        self.replicas = address.options.pop("replicas", 0)
         kind = SSLConnection if address.scheme == "rediss+cluster" else Connection
         self._set(kind, credentials(address, address.path))
         if self._kwargs.get("db"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiolock.backends.dialects import scheme_of
+from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis.backend import RedisBackend
 from aiolock.backends.redis.server import SingleServer
 from aiolock.core.backend import Backend
@@ -39,7 +39,12 @@ def backend_of(url: str | None = None, **options: Any) -> Backend:
         return servers.pop() if servers else kind(url, **options)
 
     spoken = first.endpoint.spoken
-    if spoken.get("dialect", "aiolock") != "aiolock":
+    dialect = spoken.get("dialect", "aiolock")
+    if dialect != "aiolock":
+        if first.endpoint.replicas:
+            raise ConfigError(
+                f"replicas= is for this library's own locks: with dialect={dialect}, other libraries hold a lock that no replica has yet"
+            )
         from aiolock.backends.redis.dialects.plain import PlainBackend  # noqa: PLC0415 - few programs need it
 
         return PlainBackend(make)

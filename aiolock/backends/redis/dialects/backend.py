@@ -251,6 +251,7 @@ class DialectBackend(Administration, Diagnosis):
                 format=None,
                 on_message=self._message,
                 on_push=lambda _: None,
+                on_mute=lambda: None,
                 on_up=self._doubt,
                 on_moved=self._check,
                 probe=self.scripts["probe"],

@@ -1,7 +1,7 @@
 -- enter: acquire the lock, or join its queue.
 -- KEYS[1] the lock. ARGV: 1 request, 2 ttl ms, 3 most tokens, 4 floor (the highest token seen), 5 label, 6 the terms of a
--- position, or nothing: its life in ms, how the client learns of a grant (s: by push, n: by asking), and the ticket of an
--- earlier position (-1: none).
+-- position, or nothing: its life in ms, how the client learns of a grant (n: by asking; s: by push, followed by what the channel
+-- of its present subscription has in addition), and the ticket of an earlier position (-1: none).
 -- Returns {1, token, tokens, server µs, others wait} or {0, ticket, server µs, µs until the hold ends, it is first}.
 -- Safe: one atomic step on one key, idempotent by request: asking again finds the grant or the position, and a request
 -- that has a tombstone changes nothing. The first command fails on a key of another type, before anything is written.
@@ -54,7 +54,7 @@ if not ticket then
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.max(left / 1000, life) + 60000))
   if f[1] and f[4] == f[5] then
     -- Without the right to publish, the holder learns of the demand with its next renewal.
-    redis.pcall('PUBLISH', channel(KEYS[1], string.match(f[1], '^%x+')), 'd ' .. f[1])
+    tell(1, string.match(f[1], '^%x+'), 'd ' .. f[1])
   end
   f[4] = math.min(head, ticket)
 end

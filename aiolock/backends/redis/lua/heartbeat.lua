@@ -1,5 +1,5 @@
 -- heartbeat: extend a client's positions in queues, and let time pass for their locks.
--- KEYS the locks. ARGV: 1 the client, 2 life of a position in ms, 3 how it learns of a grant (s, n), 4 floor, then for each
+-- KEYS the locks. ARGV: 1 the client, 2 life of a position in ms, 3 how it learns of a grant (as for enter), 4 floor, then for each
 -- lock how many positions it certainly has there (more may be on their way, or being left).
 -- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of the confirmation window of a grant
 -- that was just made (or -1), state}: state 1 the client is first in the queue, 2 ask again (it was granted the lock, or positions are gone), else 0.

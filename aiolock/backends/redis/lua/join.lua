@@ -2,7 +2,7 @@
 -- ``position`` is its life in ms, how the client learns of a grant, and the earlier ticket; ``record`` is what follows the request.
 -- Returns the ticket, and the life of the position in ms.
 local function join_queue(nth, request, now, position, record, head, tail)
-  local mine, life, notified, ticket = string.match(request, '^%x+'), string.match(position, '^(%d+) (%a) (%-?%d+)$')
+  local mine, life, notified, ticket = string.match(request, '^%x+'), string.match(position, '^(%d+) (%S+) (%-?%d+)$')
   ticket = tonumber(ticket)
   if ticket < 0 or ticket >= tail or redis.call('HEXISTS', KEYS[nth], 'q:' .. ticket) == 1 then ticket = tail end
   local positions = string.match(redis.call('HGET', KEYS[nth], 'p:' .. mine) or '', '(%d+)$') or 0

@@ -9,7 +9,7 @@ local function join(nth, request, now, position, record)
   ticket, life = join_queue(nth, request, now, position, record, head, tail)
   stay(nth, life + 60000)
   if head == tail and tonumber(f[4] or 0) >= 1073741824 and f[5] then
-    redis.pcall('PUBLISH', channel(KEYS[nth], string.match(f[5], '^%x+')), 'd ' .. f[5])
+    tell(nth, string.match(f[5], '^%x+'), 'd ' .. f[5])
   end
   return ticket, ticket <= head
 end

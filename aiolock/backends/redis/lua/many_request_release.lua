@@ -4,12 +4,12 @@
 -- so that it is not taken for later holders'.
 local t = redis.call('TIME')
 local now, found, all = t[1] * 1000000 + t[2], 0, redis.call('HGETALL', KEYS[1])
--- include positions
+-- include messages
 local asked = string.format('%.0f %s', now, ARGV[1])
 for i = 1, #all, 2 do
   local request = string.match(all[i], '^h:(.*)$')
   if request and string.sub(request, 1, 2) ~= '0:' and tonumber(string.match(all[i + 1], '^%d+')) > now then
-    redis.pcall('PUBLISH', channel(KEYS[1], string.match(request, '^%x+')), 'a ' .. request .. ' ' .. asked)
+    tell(1, string.match(request, '^%x+'), 'a ' .. request .. ' ' .. asked)
     found = 1
   end
 end

@@ -4,7 +4,7 @@
 -- The first that can be reached and does not fit ends it, so no waiter starves behind those that need less room. Positions of
 -- clients that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
 -- with one that needs no memory. One step examines 250 positions and 2,500 holes, so that the server is not held up.
--- include push
+-- include messages
 local function serve(nth, now, mine, floor, used, limit)
   local f = redis.call('HMGET', KEYS[nth], 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])
@@ -20,7 +20,7 @@ local function serve(nth, now, mine, floor, used, limit)
       local request, process, ttl, block, seen, weight, label =
         string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (%d+) (.*)$')
       local presence = redis.call('HGET', KEYS[nth], 'p:' .. process) or ''
-      local life, notified = string.match(presence, '^(%d+) (%a)')
+      local life, notified, subscription = string.match(presence, '^(%d+) (%a)(%S*)')
       local own = process == mine or request == mine
       local there = life and tonumber(life) >= now and (notified ~= 'k' or own) and
         (notified ~= 'n' or own or life - now <= 12000000)
@@ -32,7 +32,7 @@ local function serve(nth, now, mine, floor, used, limit)
         local token, new = tokens(now, top, math.max(floor, tonumber(seen)), tonumber(block))
         local reached = 1
         if notified == 's' and not own then
-          reached = push(nth, process, request, token, new - token + 1, now, window, n + 1 < tail and 1 or 0)
+          reached = push(nth, process, subscription, request, token, new - token + 1, now, window, n + 1 < tail and 1 or 0)
           if reached then top, published = new, true end
         end
         if reached and reached > 0 then

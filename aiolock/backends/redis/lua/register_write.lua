@@ -5,7 +5,7 @@
 -- Safe: compare and set in one atomic step on one key. A stamp is a time in µs that only grows, and the id of the write, so no
 -- two writes have the same one, also if the register was forgotten in between. Begins with a write that needs no memory only
 -- where there is a version already.
--- include channel
+-- include messages
 local all, field = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do field[all[i]] = all[i + 1] end
 if (field.stamp or '') ~= ARGV[2] then return false end
@@ -19,7 +19,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 for name, ends in pairs(field) do
   local process = string.match(name, '^w:(%x+)$')
   if process and tonumber(ends) > now then
-    redis.pcall('PUBLISH', channel(KEYS[1], process), 'c ' .. KEYS[1])
+    tell(1, process, 'c ' .. KEYS[1])
   elseif process then
     redis.call('HDEL', KEYS[1], name)
   end

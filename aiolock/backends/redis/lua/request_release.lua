@@ -6,9 +6,9 @@ local f = redis.call('HMGET', KEYS[1], 'owner', 'until')
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if not f[1] or string.sub(f[1], 1, 2) == '0:' or tonumber(f[2]) <= now then return 0 end
--- include positions
+-- include messages
 local asked = string.format('%s %.0f %s', f[1], now, ARGV[1])
 redis.call('HDEL', KEYS[1], 'asked')
 redis.call('HSET', KEYS[1], 'asked', asked)
-redis.pcall('PUBLISH', channel(KEYS[1], string.match(f[1], '^%x+')), 'a ' .. asked)
+tell(1, string.match(f[1], '^%x+'), 'a ' .. asked)
 return 1

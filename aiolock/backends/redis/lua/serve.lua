@@ -9,7 +9,7 @@
 -- writes it again. ``mine``, a client or a request, reads this answer and needs no push. Writes begin with one that needs no
 -- memory.
 -- include positions
--- include push
+-- include messages
 local function serve(nth, now, mine, floor)
   redis.call('HDEL', KEYS[nth], 'owner')
   local f = redis.call('HMGET', KEYS[nth], 'head', 'tail', 'top')
@@ -24,7 +24,7 @@ local function serve(nth, now, mine, floor)
       local request, process, ttl, block, seen, label =
         string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (.*)$')
       local presence = redis.call('HGET', KEYS[nth], 'p:' .. process) or ''
-      local life, notified = string.match(presence, '^(%d+) (%a)')
+      local life, notified, subscription = string.match(presence, '^(%d+) (%a)(%S*)')
       local own = process == mine or request == mine
       remove_position(nth, n, request, process, presence)
       if life and tonumber(life) >= now and (notified ~= 'k' or own) and (notified ~= 'n' or own or life - now <= 12000000) then
@@ -32,7 +32,7 @@ local function serve(nth, now, mine, floor)
         local token, top = tokens(now, published or tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
         local reached = 1
         if notified == 's' and not own then
-          reached = push(nth, process, request, token, top - token + 1, now, window, n + 1 < tail and 1 or 0)
+          reached = push(nth, process, subscription, request, token, top - token + 1, now, window, n + 1 < tail and 1 or 0)
           published = reached and top or published
         end
         if reached and reached > 0 then

@@ -11,7 +11,8 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
-from aiolock.core.register_writer import LATE
+from aiolock.core import register as registers
+from aiolock.core.register import LATE
 from aiolock.errors import BackendRefused, BackendUnavailable, WaitTimeout
 from aiolock.kinds import barrier
 from aiolock.types import Family
@@ -67,7 +68,7 @@ async def test_every_count_counts_once_whatever_gets_lost(seed):
     for way in ways[:2]:
         way.trouble = 0
     for client in clients:
-        assert client._runtime.writers == {}
+        assert client._runtime.registers == {}
         await client.aclose()
 
 
@@ -97,7 +98,7 @@ async def test_a_count_with_a_name_counts_once_also_if_its_first_try_failed(seed
         way.trouble = 0.97
     async with asyncio.timeout(20):
         await asyncio.gather(*(count(number % 40) for number in range(55)), _calm(ways))
-    await until(lambda: not any(client._runtime.writers for client in clients))
+    await until(lambda: not any(client._runtime.registers for client in clients))
     assert await clients[0].latch("x", 60).count() == 20
     assert failures > 0
     for client in clients:
@@ -170,7 +171,7 @@ async def test_a_server_that_is_gone_is_told_within_the_command_timeout():
                 BackendUnavailable, match=r"within the command timeout of 0.2 s: the connection is lossy"
             ):
                 await ask()
-        await until(lambda: not client._runtime.writers)
+        await until(lambda: not client._runtime.registers)
         way.trouble = 0
 
 
@@ -184,7 +185,7 @@ async def test_who_waits_survives_an_outage():
         waiter = asyncio.create_task(client.latch("x", 1).wait())
         await waiting(client, 1)
         await until(
-            lambda: any(wait.checked for each in client._runtime.writers.values() for wait in each._waits)
+            lambda: any(wait.evaluated for each in client._runtime.registers.values() for wait in each._waits)
         )
         way.trouble = 1e9
         await asyncio.sleep(0.5)
@@ -199,28 +200,28 @@ async def test_who_waits_survives_an_outage():
 
 async def test_what_a_step_or_a_look_raises_reaches_its_own_task_only():
     async with connect(MemoryServer()) as client:
-        work = client._runtime.writer("x", Family.LATCH, 60)
+        work = client._runtime.register("x", Family.LATCH, 60)
 
         def wrong(body):
             raise ZeroDivisionError
 
-        bad, good = work.submit(wrong), work.submit(lambda body: ({"n": 1}, "done"))
+        bad, good = work.change(wrong), work.change(lambda body: ({"n": 1}, "done"))
         with pytest.raises(ZeroDivisionError):
             await bad
         assert await good == "done"
 
         async def follow() -> int:
-            work = client._runtime.writer("x", Family.LATCH, 60)
+            work = client._runtime.register("x", Family.LATCH, 60)
             return await work.wait(lambda body: body["n"] if body["n"] == 2 else None, None)
 
         calm = asyncio.create_task(follow())
         await waiting(client, 1)
-        work = client._runtime.writer("x", Family.LATCH, 60)
+        work = client._runtime.register("x", Family.LATCH, 60)
         with pytest.raises(ZeroDivisionError):
             await work.wait(wrong, None)
         assert await work.wait(lambda body: None, 0.01) is LATE
         assert not calm.done()
-        await work.apply(lambda body: ({"n": 2}, None))
+        await work.change(lambda body: ({"n": 2}, None))
         assert await calm == 2
 
 
@@ -244,10 +245,10 @@ async def test_the_log_says_why_a_wait_ended(caplog):
 
 async def test_a_register_that_grows_too_long_is_refused():
     async with connect(MemoryServer()) as client:
-        work = client._runtime.writer("x", Family.LATCH, 60)
+        work = client._runtime.register("x", Family.LATCH, 60)
         with pytest.raises(BackendRefused, match="too many users"):
-            await work.apply(lambda body: ({"long": "x" * 70_000}, None))
-        assert await client._runtime.writer("x", Family.LATCH, 60).apply(lambda body: (None, body)) == {}
+            await work.change(lambda body: ({"long": "x" * 70_000}, None))
+        assert await client._runtime.register("x", Family.LATCH, 60).change(lambda body: (None, body)) == {}
 
 
 @pytest.mark.parametrize(
@@ -258,9 +259,9 @@ async def test_a_register_that_grows_too_long_is_refused():
         b"{}",
         b"null",
         b"\xff",
-        b'{"v":1,"seen":[],"body":{}}',
-        b'{"v":1,"seen":{},"body":[]}',
-        b'{"v":2,"seen":{},"body":{}}',
+        b'{"v":2,"n":0,"writes":{},"body":{}}',
+        b'{"v":2,"n":0,"writes":[],"body":[]}',
+        b'{"v":1,"seen":{},"body":{}}',
     ],
 )
 async def test_a_register_that_another_program_wrote_is_refused(value):
@@ -274,14 +275,14 @@ async def test_a_register_that_another_program_wrote_is_refused(value):
 
 async def test_a_writer_that_has_ended_takes_no_updates():
     async with connect(MemoryServer()) as client:
-        work = client._runtime.writer("x", Family.LATCH, 60)
-        await work.apply(lambda body: (None, 1))
+        work = client._runtime.register("x", Family.LATCH, 60)
+        await work.change(lambda body: (None, 1))
         await passes(3)
         assert work.ended
-        for ask in (work.apply(lambda body: (None, 1)), work.wait(lambda body: 1, None)):
+        for ask in (work.change(lambda body: (None, 1)), work.wait(lambda body: 1, None)):
             with pytest.raises(BackendUnavailable, match="has ended"):
                 await ask
-        assert client._runtime.writer("x", Family.LATCH, 60) is not work
+        assert client._runtime.register("x", Family.LATCH, 60) is not work
 
 
 async def test_clients_that_were_seen_long_ago_are_forgotten():
@@ -289,7 +290,7 @@ async def test_clients_that_were_seen_long_ago_are_forgotten():
     async with connect(server) as client:
         for _ in range(300):
             await client.latch("x", 1000).count_down()
-            await until(lambda: not client._runtime.writers)
+            await until(lambda: not client._runtime.registers)
         register = client._backend.register("x", Family.LATCH)
         entry = await register.read()
         assert len(entry.value) < 8000
@@ -335,7 +336,7 @@ async def test_a_silent_server_is_not_taken_for_a_busy_one():
             with pytest.raises(WaitTimeout, match="the server did not answer"):
                 await late(timeout=0.02)
         gate.open()
-        await until(lambda: not client._runtime.writers)
+        await until(lambda: not client._runtime.registers)
 
 
 async def test_closing_takes_the_command_timeout_when_the_server_is_silent_and_somebody_waits():
@@ -390,7 +391,7 @@ class Party:
 
     async def leaves(self) -> None:
         """Wait until its time is over."""
-        await until(lambda: any(each._updates for each in self.client._runtime.writers.values()))
+        await until(lambda: any(each._changes for each in self.client._runtime.registers.values()))
 
 
 async def two_at_a_barrier(server: MemoryServer, gate: Gate, timeout: float, act) -> None:
@@ -398,7 +399,7 @@ async def two_at_a_barrier(server: MemoryServer, gate: Gate, timeout: float, act
     async with connect(server, gate) as client, connect(server) as other:
         first = asyncio.create_task(other.barrier("x", 2, ttl=60).wait())
         await until(
-            lambda: any(wait.checked for each in other._runtime.writers.values() for wait in each._waits)
+            lambda: any(wait.evaluated for each in other._runtime.registers.values() for wait in each._waits)
         )
         last = Party(client, gate, timeout)
         async with asyncio.timeout(20):
@@ -449,7 +450,7 @@ async def test_a_party_that_was_not_counted_breaks_nothing():
     async with connect(server, gate) as client, connect(server) as other:
         first = asyncio.create_task(other.barrier("x", 2).wait())
         await until(
-            lambda: any(wait.checked for each in other._runtime.writers.values() for wait in each._waits)
+            lambda: any(wait.evaluated for each in other._runtime.registers.values() for wait in each._waits)
         )
         gate.close()
         with pytest.raises(WaitTimeout):
@@ -459,7 +460,7 @@ async def test_a_party_that_was_not_counted_breaks_nothing():
         cancelled.cancel()
         await asyncio.wait([cancelled])
         gate.open()
-        await until(lambda: not client._runtime.writers)
+        await until(lambda: not client._runtime.registers)
         assert not first.done()
         assert await client.barrier("x", 2).wait(timeout=20) == 1
         assert await first == 0
@@ -487,7 +488,9 @@ async def test_an_arrival_that_is_late_does_not_count_for_a_party_that_is_gone(s
         if somebody:
             first = asyncio.create_task(other.barrier("x", 3, ttl=60).wait())
             await until(
-                lambda: any(wait.checked for each in other._runtime.writers.values() for wait in each._waits)
+                lambda: any(
+                    wait.evaluated for each in other._runtime.registers.values() for wait in each._waits
+                )
             )
         async with connect(server, Delayed()) as client:
             party = asyncio.create_task(client.barrier("x", 3, ttl=60).wait())
@@ -496,7 +499,7 @@ async def test_an_arrival_that_is_late_does_not_count_for_a_party_that_is_gone(s
             await asyncio.wait([party])
             assert party.cancelled()
             gate.open()
-            await until(lambda: not client._runtime.writers)
+            await until(lambda: not client._runtime.registers)
             [arrive] = late
             arrive()
             assert await other.barrier("x", 3).waiting() == int(somebody)
@@ -504,6 +507,36 @@ async def test_an_arrival_that_is_late_does_not_count_for_a_party_that_is_gone(s
             assert not first.done()
             first.cancel()
             await asyncio.wait([first])
+
+
+@pytest.mark.parametrize(
+    ("others", "known"), [(registers.REMEMBERED - 1, True), (registers.REMEMBERED, False)]
+)
+async def test_a_change_that_the_register_may_have_forgotten_is_not_made_again(others, known):
+    """Its answer is lost, and other clients write before it can read."""
+    server, gate, requests = MemoryServer(), Gate(), 0
+
+    async def deaf(step):
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            step()
+            gate.close()
+            raise BackendUnavailable("the connection was lost")
+        return await gate(step)
+
+    async with connect(server, deaf) as client, connect(server) as other:
+        counting = asyncio.create_task(client.latch("x", 1000).count_down(500))
+        await until(lambda: gate.held)
+        for _ in range(others):
+            await other.latch("x", 1000).count_down()
+        gate.open()
+        if known:
+            assert await counting == 500
+        else:
+            with pytest.raises(BackendUnavailable, match="whether this change counted is not known"):
+                await counting
+        assert await other.latch("x", 1000).count() == 500 - others
 
 
 class Slow:
@@ -554,7 +587,9 @@ class Overtaken:
 
     def _write(self, machine, now: float) -> None:
         value, stamp = machine.registers.read(self.register._key, now)
-        machine.registers.write(self.register._key, value or b'{"v":1,"seen":{},"body":{}}', stamp, 60, now)
+        machine.registers.write(
+            self.register._key, value or b'{"v":2,"n":1,"writes":[],"body":{}}', stamp, 60, now
+        )
         self.races += 1
 
 

@@ -1,4 +1,4 @@
-"""Dialects: what addresses say that were written for other programs, by hosting providers, ORMs and other drivers.
+"""Foreign parameters: what addresses say that were written for other programs, by hosting providers, ORMs and other drivers.
 
 Each parameter of another program's URLs has one meaning here: it becomes options or parts of the address, or it is ignored
 because it changes nothing, or it is refused because it cannot be obeyed and ignoring it would be unsafe. Pure, and without
@@ -17,10 +17,11 @@ __all__ = [
     "MYSQL",
     "PARTS",
     "POSTGRESQL",
+    "PRISMA",
     "REDIS",
     "SQLITE",
     "ZOOKEEPER",
-    "Dialect",
+    "ForeignParameters",
     "Meaning",
     "meaning_of",
     "scheme_of",
@@ -30,8 +31,11 @@ Meaning = Callable[[str, str], Mapping[str, str]]
 """Return the options and parts of the address that a parameter becomes, by its name and value; nothing if it is ignored.
 
 Raises :class:`ConfigError` if it is refused; the value is quoted only where it is no credential."""
-Dialect = Mapping[str, Meaning]
+ForeignParameters = Mapping[str, Meaning]
 """Parameters by their names in lower case, without ``-`` and ``_``, which programs write differently."""
+
+PRISMA = "schema", "public"
+"""The one parameter, with its value, that foreign addresses have under a name of an option of the library: where Prisma's own tables are."""
 
 PARTS = frozenset({"host", "port", "user", "password", "database"})
 """Parts of an address that a parameter may become."""
@@ -63,14 +67,15 @@ def scheme_of(url: str) -> str:
     return ALIASES.get(scheme.lower(), scheme.lower()) if mark else ""
 
 
-def meaning_of(dialect: Dialect, name: str, *, own_tls: bool = False) -> Meaning | None:
+def meaning_of(known: ForeignParameters, name: str, *, own_tls: bool = False) -> Meaning | None:
     """Return what a parameter means; ``None`` if it is not known.
 
-    :param own_tls: whether the option ``tls`` is given by its own name, in place of all that other parameters say about TLS.
+    :param own_tls: whether all that foreign parameters say about TLS counts for nothing, because the option ``tls`` is given by its
+        own name, or because the server is reached by a socket in the file system.
     """
     plain = name.lower().replace("-", "").replace("_", "")
-    meaning = dialect.get(plain)
-    if own_tls and meaning is not None and _TLS.keys() <= dialect.keys():
+    meaning = known.get(plain)
+    if own_tls and meaning is not None and _TLS.keys() <= known.keys():
         # Where TLS is said in other words than those of the option, as not by MongoDB's `tls` and `tlsCAFile`.
         return _ignored if plain.startswith(("ssl", "requiressl", "channelbinding")) else meaning
     return meaning
@@ -102,10 +107,10 @@ def _refused(why: str) -> Meaning:
 
 
 def _by_value(meanings: Mapping[str, Meaning]) -> Meaning:
-    """Return a meaning that depends on the value, which is compared without regard to case."""
+    """Return a meaning that depends on the value, which is compared without regard to case and spaces."""
 
     def read(name: str, value: str) -> Mapping[str, str]:
-        if (meaning := meanings.get(value.lower())) is None:
+        if (meaning := meanings.get("".join(value.lower().split()))) is None:
             known = [each for each in meanings if each]
             raise ConfigError(
                 f"{name} in the address must be one of {', '.join(known)}, not {shorten(value)}"
@@ -120,7 +125,7 @@ def _switch(on: Meaning, off: Meaning = _ignored) -> Meaning:
     return _by_value({**dict.fromkeys(("true", "1", "yes"), on), **dict.fromkeys(("false", "0", "no"), off)})
 
 
-def _all(meaning: Meaning, *names: str) -> Dialect:
+def _all(meaning: Meaning, *names: str) -> ForeignParameters:
     return dict.fromkeys(names, meaning)
 
 
@@ -137,7 +142,7 @@ _UNVERIFIED = _refused(
     "it asks for TLS that verifies nothing: write tls=encrypt instead, or tls=verify with the authority in tls_ca"
 )
 
-_TLS: Dialect = {
+_TLS: ForeignParameters = {
     "sslmode": _by_value(
         {
             **_all(_OFF, "disable", "disabled"),
@@ -154,9 +159,9 @@ _TLS: Dialect = {
     ),
 }
 
-_LOGIN: Dialect = {part: _renamed(part) for part in ("host", "port", "user", "password")}
+_LOGIN: ForeignParameters = {part: _renamed(part) for part in ("host", "port", "user", "password")}
 
-_POOLS: Dialect = _all(
+_POOLS: ForeignParameters = _all(
     _ignored,
     *("autocommit", "charset", "clientencoding", "connecttimeout", "connectionlimit", "connectionname"),
     *(
@@ -217,15 +222,16 @@ def _socket_file(name: str, value: str) -> Mapping[str, str]:
 _AT_PRIMARY = _refused("locks are kept by the primary alone: write target_session_attrs=primary, or nothing")
 _ELSEWHERE = _refused("nothing is read but the address: write host, user and password into it")
 
-POSTGRESQL: Dialect = {
+POSTGRESQL: ForeignParameters = {
     **_TLS,
     **_LOGIN,
     **_POOLS,
     "ssl": _by_value(
         {
-            **_all(_VERIFY, "true", "require", "verify-ca", "verify-full"),
-            **_all(_OFF, "false", "disable"),
+            **_all(_VERIFY, "true", "1", "require", "verify-ca", "verify-full"),
+            **_all(_OFF, "false", "0", "disable"),
             **_all(_PERHAPS, "allow", "prefer"),
+            **_all(_UNVERIFIED, "no-verify"),
         }
     ),
     "sslrootcert": lambda name, value: _sets("tls", "verify", None if value == "system" else "tls_ca")(
@@ -265,7 +271,17 @@ POSTGRESQL: Dialect = {
         )
     ),
     **_all(_ELSEWHERE, "service", "servicefile", "passfile"),
-    "replication": _switch(_refused("a connection for replication takes no locks: leave it away")),
+    "replication": _by_value(
+        {
+            **_all(_ignored, "false", "off", "no", "0"),
+            **_all(
+                _refused("a connection for replication takes no locks: leave it away"),
+                *("true", "on", "yes", "1", "database"),
+            ),
+        }
+    ),
+    # Prisma's; other values are not ignored, see `PRISMA`.
+    "schema": _ignored,
     **_all(
         _ignored,
         *("applicationname", "fallbackapplicationname", "asyncfallback", "disableserversidecursors"),
@@ -282,7 +298,7 @@ POSTGRESQL: Dialect = {
 
 _CA = _sets("tls", "verify", "tls_ca")
 
-MYSQL: Dialect = {
+MYSQL: ForeignParameters = {
     **_TLS,
     **_LOGIN,
     **_POOLS,
@@ -311,7 +327,7 @@ MYSQL: Dialect = {
 
 # --- Redis and Valkey
 
-REDIS: Dialect = {
+REDIS: ForeignParameters = {
     "virtualhost": _renamed("db"),
     **_all(_switch(_refused("TLS is said by the scheme: write rediss://")), "ssl", "tls"),
     **_all(
@@ -343,7 +359,7 @@ _TRUE = _sets("tls", "true")
 _AUTHORITY = _refused("members are verified: name the authority that signed their certificates in tls_ca")
 _COMMANDS = "SCRAM-SHA-1", "SCRAM-SHA-256", "DEFAULT"
 
-MONGODB: Dialect = {
+MONGODB: ForeignParameters = {
     "tls": _renamed("tls"),
     "ssl": _renamed("tls"),
     "tlscafile": _sets("tls", "true", "tls_ca"),
@@ -398,12 +414,12 @@ MONGODB: Dialect = {
 
 # --- SQLite
 
-SQLITE: Dialect = _all(_ignored, "checksamethread", "timeout")
+SQLITE: ForeignParameters = _all(_ignored, "checksamethread", "timeout")
 
 
 # --- ZooKeeper
 
-ZOOKEEPER: Dialect = {
+ZOOKEEPER: ForeignParameters = {
     "recipe": _refused(
         "each lock has a queue of sequential nodes, so leave the parameter out; one plain ephemeral node, recipe=simple, wakes all "
         "waiters at every release, and is no option any more"

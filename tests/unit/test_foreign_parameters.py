@@ -11,8 +11,8 @@ import pytest
 
 import aiolock
 from aiolock import ConfigError
-from aiolock.backends import SCHEMES, dialects
-from aiolock.backends.dialects import ALIASES, PARTS
+from aiolock.backends import SCHEMES, foreign_parameters
+from aiolock.backends.foreign_parameters import ALIASES, PARTS
 from aiolock.backends.mongodb.url import parameters as mongodb
 from aiolock.backends.mysql.url import parameters as mysql
 from aiolock.backends.postgresql.url import parameters as postgresql
@@ -99,6 +99,9 @@ def test_an_option_beside_the_address_counts_whatever_the_address_says():
         ("ssl=require", "verify"),
         ("sslrootcert=system", "verify"),
         ("requiressl=1", "verify"),
+        ("ssl=1", "verify"),
+        ("ssl=true", "verify"),
+        ("ssl=0", "off"),
     ],
 )
 def test_tls_of_postgresql(query, means):
@@ -106,7 +109,15 @@ def test_tls_of_postgresql(query, means):
 
 
 @pytest.mark.parametrize(
-    "query", ["ssl_verify_cert=true", "ssl_verify_identity=true", "ssl_check_hostname=true"]
+    "query",
+    [
+        "ssl_verify_cert=true",
+        "ssl_verify_identity=true",
+        "ssl_check_hostname=true",
+        'ssl={"rejectUnauthorized":true}',
+        'ssl={"rejectUnauthorized": true}',
+        "ssl=%7B%22rejectUnauthorized%22%3A+true%7D",
+    ],
 )
 def test_tls_of_mysql(query):
     assert tls_of(mysql, f"{MYSQL}?{query}") == "verify"
@@ -140,6 +151,10 @@ def test_the_file_of_an_authority_asks_for_tls(tmp_path):
         ("postgresql://?host=db.example&port=5433&user=app&dbname=base", "db.example", 5433),
         ("postgresql://app@db.example/base?port=5433", "db.example", 5433),
         ("postgresql:///base?user=app&port=5433", "localhost", 5433),
+        ("postgresql://app@%2Fcloudsql%2Fp%3Aeu%3Ai/base", "/cloudsql/p:eu:i", 5432),
+        ("postgresql://app:pw@%2fcloudsql%2Fp:eu:i/base?sslmode=require", "/cloudsql/p:eu:i", 5432),
+        ("postgresql://app@%2Frun%2Fpostgresql:5433/base", "/run/postgresql", 5433),
+        ("postgresql://app@%2Fa%26tls=off/base", "/a&tls=off", 5432),
     ],
 )
 def test_a_place_that_stands_in_the_query(url, host, port):
@@ -168,6 +183,23 @@ def test_several_hosts(url):
     assert one.text == "postgresql://app@h2:5432/base"
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "host=/run&sslmode=require",
+        "sslmode=verify-full&sslrootcert=/none&host=/run",
+        "unix_socket=/run&sslmode=prefer",
+    ],
+)
+def test_a_socket_in_the_file_system_has_no_tls_whatever_foreign_parameters_say(query, caplog):
+    with caplog.at_level(logging.DEBUG, "aiolock"):
+        address, _ = postgresql(f"postgresql://app@/base?{query}", {})
+    assert (address.arguments["host"], address.arguments["ssl"]) == ("/run", False)
+    assert re.search("ssl(mode|rootcert) of a PostgreSQL URL means nothing here, and is ignored", caplog.text)
+    with pytest.raises(ConfigError, match="needs no TLS"):
+        postgresql(f"postgresql://app@/base?{query}", {"tls": "verify"})
+
+
 def test_login_and_database_in_the_query_of_mysql():
     address, _ = mysql(f"mysql://db.example?user=app&password={SECRET}&db=a%2Bb", {})
     arguments = address.arguments
@@ -192,6 +224,8 @@ def test_celery_s_socket_and_its_words_for_certificates():
         (f"{POSTGRESQL}?options=-csearch_path%3Dapp%20-c%20statement_timeout=5s", "options"),
         (f"{POSTGRESQL}?options=endpoint%3Dep-quiet", "options"),
         (f"{POSTGRESQL}?pgbouncer=false", "pgbouncer"),
+        (f"{POSTGRESQL}?schema=public", "schema"),
+        (f"{POSTGRESQL}?replication=false", "replication"),
         (f"{POSTGRESQL}?target_session_attrs=any", "target_session_attrs"),
         (f"{MYSQL}?charset=utf8mb4", "charset"),
         (f"{MYSQL}?reconnect=true", "reconnect"),
@@ -238,11 +272,23 @@ def test_what_changes_nothing_is_ignored_with_a_line(url, name, caplog):
         (f"{POSTGRESQL}?passfile=/p", "write host, user and password"),
         (f"{POSTGRESQL}?pgbouncer=true", "pooler"),
         (f"{POSTGRESQL}?options=-crole%3Dother", "sets 'role', .*ALTER ROLE"),
-        (f"{POSTGRESQL}?host=other", "host is given twice"),
+        (f"{POSTGRESQL}?replication=database", "replication .*takes no locks: leave it away"),
+        (f"{POSTGRESQL}?schema=app", "schema must be .*, not 'app'; .* as in table=app.aiolock"),
+        (f"{POSTGRESQL}?schema=public&schema=app", "schema must be "),
+        (f"{MYSQL}?schema=public", "schema must be "),
+        (f"{POSTGRESQL}?ssl=no-verify", "ssl .*write tls=encrypt"),
+        (f"{MYSQL}?ssl=%7B%22rejectUnauthorized%22%3A%20false%7D", "ssl .*write tls=encrypt"),
+        (f"postgresql://app:{SECRET}@/base?host=/a,/b", "host .* lists several places.*name one socket"),
+        (f"postgresql://app:{SECRET}@/base?host=/a,h2", "host .* lists several places.*name one socket"),
+        (f"postgresql://app:{SECRET}@%2Fa/base?host=/b", "host .* lists several places"),
+        (f"{POSTGRESQL}?host=other", "host is given twice, at its place in the address and as a parameter"),
         (f"{POSTGRESQL}?password={SECRET}", "password is given twice"),
         (f"{POSTGRESQL}?user=other", "user is given twice"),
         (f"{POSTGRESQL}?dbname=other", "database is given twice"),
-        (f"postgresql://app:{SECRET}@h1:1/base?port=2", "port is given twice"),
+        (
+            f"postgresql://app:{SECRET}@h1:1/base?port=2",
+            "port is given twice, at its place in the address and as a param",
+        ),
         (f"postgresql://app:{SECRET}@h1,h2/base?port=1,2,3", "port in the address must be"),
         (f"postgresql://app:{SECRET}@h1,h2/base?port=x", "port in the address must be"),
         (f"postgresql://app:{SECRET}@h1,h2/base?unix_socket=/run", "leave one of both away"),
@@ -273,11 +319,11 @@ def test_a_password_in_the_query_is_shown_nowhere(caplog):
 
 @pytest.mark.parametrize("server", ["POSTGRESQL", "MYSQL", "REDIS", "MONGODB", "SQLITE"])
 def test_a_parameter_is_found_however_it_is_written(server):
-    dialect = getattr(dialects, server)
-    for name in dialect:
+    known = getattr(foreign_parameters, server)
+    for name in known:
         assert name == name.lower().replace("_", "").replace("-", "")
-        assert dialects.meaning_of(dialect, name.upper()) is dialect[name]
-    assert dialects.meaning_of(dialect, "no_such") is None
+        assert foreign_parameters.meaning_of(known, name.upper()) is known[name]
+    assert foreign_parameters.meaning_of(known, "no_such") is None
     assert "unix_socket" not in PARTS
 
 
@@ -286,7 +332,7 @@ def test_every_parameter_and_every_scheme_is_on_the_page(server):
     page = (Path(__file__).parents[2] / "docs/how-to/addresses.md").read_text()
     names = re.findall(r"`([\w+-]+)`", page)
     named = {re.sub("[-_]", "", part).lower() for name in names for part in name.split("+")}
-    assert set(getattr(dialects, server)) - named == set()
+    assert set(getattr(foreign_parameters, server)) - named == set()
     written = {re.sub("[-_]", "", part) for alias in ALIASES for part in alias.split("+")}
     assert written - named == set()
 

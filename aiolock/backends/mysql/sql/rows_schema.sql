@@ -1,0 +1,13 @@
+CREATE TABLE IF NOT EXISTS `{table}` (
+  k VARBINARY(250) NOT NULL PRIMARY KEY,
+  version VARBINARY(32) NOT NULL,
+  expires BIGINT NULL,
+  value MEDIUMBLOB NOT NULL
+) ENGINE=InnoDB COMMENT='aiolock data format 6';
+
+CREATE TABLE IF NOT EXISTS `{notes}` (
+  address VARBINARY(64) NOT NULL,
+  tick BIGINT NOT NULL,
+  k VARBINARY(250) NOT NULL,
+  PRIMARY KEY (address, tick, k)
+) ENGINE=InnoDB COMMENT='aiolock data format 6'
