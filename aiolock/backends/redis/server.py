@@ -59,7 +59,7 @@ Concerned = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a backend needs of its server."""
+    """The needs of a backend at its server."""
 
     settings: Settings
     prefix: str
@@ -120,7 +120,7 @@ class RedisServer(ABC):
         """Make the connections; set :attr:`issue` and :attr:`pairing`."""
 
     async def open(self) -> frozenset[str]:
-        """Connect, and return the capabilities of this deployment."""
+        """Connect, and return the capabilities of this deployment. After an error or a cancellation, :meth:`aclose` closes what is open."""
         limit = self._limit
         try:
             # Each step has the same limit and a better message; this one bounds their sum.
@@ -145,7 +145,7 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it may leave some open, for another call."""
 
     @abstractmethod
     def verified(self, error: UnsafeBackend | None) -> None:
@@ -275,7 +275,7 @@ class SingleServer(RedisServer):
             log.warning("%s: %s", endpoint, warning)
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it may leave some open, for another call."""
         if self.switching is not None:
             await self.switching.aclose()
         for transport in (self.subscriber, self.connection):
@@ -328,7 +328,7 @@ class SingleServer(RedisServer):
         return [self.connection.call]
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine the server, and the Sentinels that name it."""
+        """Examine the server, and the Sentinels that name it. Cancelling it leaves no connection open."""
         found = await examine(self.endpoint, settings, probe=self._usage.probe)
         if isinstance(self.endpoint, Sentinels):
             found += await self.endpoint.diagnose(settings.command_timeout)

@@ -310,8 +310,8 @@ class _Run:
         self._output.event(what, text, name=lease.name, token=token_of(lease), **more)
 
     def _environment(self, lease: Lease) -> dict[str, str]:
-        token = token_of(lease)
-        entry = nested.Entry(self._identity, nested.mark(self._label) if token is None else token)
+        token, me = token_of(lease), caller_of(socket.gethostname(), os.getpid())
+        entry = nested.Entry(self._identity, nested.mark(me, self._label) if token is None else token)
         environment = {
             **os.environ,
             "AIOLOCK_NAME": lease.name,

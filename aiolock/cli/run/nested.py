@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiolock.core.present import has_token, named
+from aiolock.core.present import has_token, labelled_by, named
 from aiolock.errors import ConfigError, shorten
 from aiolock.types import READ, Holder, Kind, LockInfo
 
@@ -76,13 +76,18 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
     )
 
 
-def mark(label: str) -> int:
-    """Return what stands for the token of a hold that has none: a digest of its label."""
-    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=7).digest())
+def mark(caller: str, label: str) -> int:
+    """Return what stands for the token of a hold that has none: a digest of its process and label."""
+    text = labelled_by(caller, label)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=7).digest())
 
 
 def _has(holder: Holder, token: int) -> bool:
-    return has_token(holder, token) if holder.token else token == mark(holder.label)
+    return (
+        has_token(holder, token)
+        if holder.token
+        else token == mark(f"{holder.host}:{holder.pid}", holder.label)
+    )
 
 
 def _named(holder: Holder) -> str:

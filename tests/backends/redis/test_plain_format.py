@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -307,6 +308,28 @@ async def test_a_foreign_holder_without_an_expiry_is_named_and_its_secret_is_not
         async with client.lock("x"):
             # What was remembered of another holder is over.
             assert client._runtime.backend.obstacle(client.lock("x")._request) == ""
+
+
+async def test_the_documented_account_suffices(server, namespace, admin):
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "share-a-lock.md"
+    found = re.search(r"ACL SETUSER app (on .*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    rights = [
+        right.replace("app:*", f"{namespace}:*").replace("aiolock:*", f"{namespace}*")
+        for right in found[1].split()
+    ]
+    await admin.execute_command("ACL", "SETUSER", namespace, *rights)
+    url = f"redis://{namespace}:password@127.0.0.1:{server.port}/0"
+    async with plain(url, namespace) as client, plain(url, namespace) as rival:
+        lease = await client.lock("x", ttl=1).acquire()
+        waiter = asyncio.create_task(rival.lock("x").acquire(timeout=PATIENCE))
+        await queued(client.lock("x"), 1)
+        await until(lambda: client.stats()["renewals"] > 0)
+        assert [info.name for info in await client.locks()] == ["x"]
+        await lease.release()
+        await (await waiter).release(keep=1)
+        assert await client.lock("x").force_release()
+        found = {finding.subject: finding for finding in await client.diagnose()}
+        assert found["rights"].level.value == "ok"
 
 
 # --- keys

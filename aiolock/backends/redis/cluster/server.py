@@ -195,7 +195,7 @@ class ClusterServer(RedisServer):
         return [node.connection for node in self._nodes]
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it may leave some open, for another call."""
         self._opened = False
         if self._moving is not None:
             self._moving.cancel()
@@ -251,7 +251,7 @@ class ClusterServer(RedisServer):
         return [node.connection.call for node in self._nodes if node.slots]
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine every primary, and the layout."""
+        """Examine every primary, and the layout. Cancelling it leaves no connection open."""
         return await diagnose(self.endpoint, settings, self._usage.probe)
 
 

@@ -1,6 +1,6 @@
 """Backend of a dialect: claims, renewals and administration of locks in the format of another library.
 
-A lock is one key of that library. What our clients need to know of each other is in a hash beside it, the note, which no other
+A lock is one key of that library. What the clients of this library need to know of each other is in a hash beside it, the note, which no other
 library reads: without it nothing is unsafe.
 """
 
@@ -228,7 +228,7 @@ class DialectBackend(Administration, Diagnosis):
         self._count = 0
         self._waiting: dict[str, set[DialectClaim]] = {}
         self._foreign: dict[str, tuple[str, bool]] = {}
-        """What a foreign client held, and whether it has an expiry, as of the latest answer about a key."""
+        """By key: the value of a foreign client, and whether it has an expiry, as of the latest answer."""
         # On a cluster, each lock may be at a node of its own.
         self._single = isinstance(self._server, SingleServer)
         if not self._single:
@@ -328,7 +328,7 @@ class DialectBackend(Administration, Diagnosis):
         return key
 
     def keys(self, key: str) -> tuple[str, str]:
-        """Return the keys of the scripts: that of the lock, and that of our note."""
+        """Return the keys of the scripts: that of the lock, and that of the note beside it."""
         return key, note_of(self.settings.namespace, self.dialect, key)
 
     def call(self, name: str, key: str, *arguments: Arg) -> Reply:
@@ -380,7 +380,7 @@ class DialectBackend(Administration, Diagnosis):
         """Return the label of the holder that a value at the server names; a foreign value is shortened."""
 
     def note_foreign(self, key: str, value: str, *, expires: bool) -> None:
-        """Remember who held a lock that was asked for; an empty ``value`` is none, or one of ours."""
+        """Remember who held a lock that was asked for; an empty ``value`` is none, or one of this library."""
         self._foreign.pop(key, None)
         if value:
             if len(self._foreign) >= REMEMBERED:
@@ -484,7 +484,7 @@ class DialectBackend(Administration, Diagnosis):
                     try:
                         yield key.decode()
                     except UnicodeDecodeError:
-                        # No lock of ours has such a name.
+                        # No lock of this library has such a name.
                         continue
 
     # --- diagnosis

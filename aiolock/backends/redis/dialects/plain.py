@@ -77,7 +77,7 @@ class PlainBackend(DialectBackend):
         )
 
     def shown(self, value: str) -> str:
-        """Return the label of one of ours, or the begin of a foreign value."""
+        """Return the label in a value of this library, or the begin of a foreign value."""
         if value.startswith(OURS):
             return value.partition(" ")[2]
         return f"foreign: {value[:SHOWN]}{'…' if len(value) > SHOWN else ''}"

@@ -1,7 +1,7 @@
 -- plain_enter: request a lock of the plain format, and take it if it is free.
--- KEYS: 1 the lock, 2 our note beside it. ARGV: 1 owner, 2 ttl ms, 3 whether it waits, 4 process, and in ms 5 turn, 6 turn after a
+-- KEYS: 1 the lock, 2 the note beside it. ARGV: 1 owner, 2 ttl ms, 3 whether it waits, 4 process, and in ms 5 turn, 6 turn after a
 -- foreign holder, 7 pause, 8 for how long a foreign holder counts as seen.
--- Returns {1, whether others of ours or foreign clients are known to wait, ms left of our turn} or {0, ms until it may be free (-1: no
+-- Returns {1, whether other clients are known to wait, ms left of the turn} or {0, ms until it may be free (-1: no
 -- expiry), the value that holds it or nothing}.
 -- Safe: the key is set only where this script found none, or was found with the own value, which no other request ever has: a lost answer,
 -- asked again. A copy that arrives after the request was given up finds the tombstone. The note decides only who waits for how long.
@@ -49,10 +49,10 @@ if owner then
   return {0, redis.call('PTTL', KEYS[1]), owner}
 end
 if wait then
-  -- The client that left while others of ours waited leaves it to them for a moment.
+  -- The client that left while others of this library waited leaves it to them for a moment.
   local pause = ahead(n[7], 20) or yield > 0 and ahead(n[4], yield)
   if not pause and yield > 0 and age(n[2]) and age(n[2]) >= turn and age(n[3]) and age(n[3]) < 100 then
-    -- Our turn is over: foreign clients that poll find the lock free.
+    -- The turn of this library's clients is over: foreign clients that poll find the lock free.
     pause = yield
     redis.call('HSET', KEYS[2], 'pause', now + yield)
     redis.call('HDEL', KEYS[2], 'since')

@@ -1,5 +1,5 @@
 -- plain_force: take a lock of the plain format from its holder. For administrators.
--- KEYS: 1 the lock, 2 our note beside it. ARGV: 1 channel. Returns 1 if there was a holder.
+-- KEYS: 1 the lock, 2 the note beside it. ARGV: 1 channel. Returns 1 if there was a holder.
 -- The holder learns it by its next renewal, a foreign one when its library looks.
 if not redis.call('GET', KEYS[1]) then return 0 end
 local t = redis.call('TIME')

@@ -1,5 +1,5 @@
--- plain_inspect: read the holder of a lock of the plain format, and our waiters.
--- KEYS: 1 the lock, 2 our note beside it. Returns {value or nothing, ms left (-1: no expiry), ms since the grant (-1: not known), owner of
+-- plain_inspect: read the holder of a lock of the plain format, and the waiters of this library.
+-- KEYS: 1 the lock, 2 the note beside it. Returns {value or nothing, ms left (-1: no expiry), ms since the grant (-1: not known), owner of
 -- each waiter}. Writes nothing.
 local owner = redis.call('GET', KEYS[1])
 local t = redis.call('TIME')

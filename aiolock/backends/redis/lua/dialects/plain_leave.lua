@@ -1,5 +1,5 @@
 -- plain_leave: give up a hold of the plain format, a place among those that wait, and a request that may still arrive.
--- KEYS: 1 the lock, 2 our note beside it. ARGV: 1 owner, 2 whether to leave a tombstone, 3 ms for which the lock stays taken, 4 channel,
+-- KEYS: 1 the lock, 2 the note beside it. ARGV: 1 owner, 2 whether to leave a tombstone, 3 ms for which the lock stays taken, 4 channel,
 -- 5 process, 6 the value that keeps it. Returns 1 if it was held.
 -- Safe: only the own value is deleted or replaced. A key of another type is not the own value.
 local me = ARGV[1]
