@@ -311,7 +311,9 @@ class _Run:
 
     def _environment(self, lease: Lease) -> dict[str, str]:
         token, me = token_of(lease), caller_of(socket.gethostname(), os.getpid())
-        entry = nested.Entry(self._identity, nested.mark(me, self._label) if token is None else token)
+        entry = nested.Entry(
+            self._identity, nested.mark(me, self._options.label or "") if token is None else token
+        )
         environment = {
             **os.environ,
             "AIOLOCK_NAME": lease.name,
