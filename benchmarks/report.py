@@ -36,6 +36,7 @@ __all__ = [
 
 PACKAGES = {
     "redis": ("redis", "hiredis", "coredis", "uvloop"),
+    "replicas": ("redis", "hiredis"),
     "zookeeper": ("aiozk", "kazoo"),
     "mysql": ("aiomysql", "PyMySQL"),
     "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2"),

@@ -179,9 +179,9 @@ class Facts:
     cluster: bool = False
     """True if the server is addressed as a node of a cluster."""
     replicas: int = 0
-    """How many replicas have to confirm a grant."""
+    """The number of replicas that have to confirm a grant."""
     confirmed: int | None = None
-    """How many have confirmed a write; ``None`` if the server may not be asked."""
+    """The number of replicas that have confirmed a write; ``None`` if the server may not be asked."""
     ahead: float | None = None
     """Seconds by which the server's clock is ahead of the local one."""
     trips: list[float] = field(default_factory=list)

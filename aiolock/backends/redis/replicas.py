@@ -3,7 +3,7 @@
 A primary answers before its replicas have what it has written, so a failover may forget what a client was told. With ``replicas=n`` a
 client believes an answer only when n replicas have confirmed it. ``WAIT`` tells how many have all that its own connection
 wrote before, and blocks that connection. So each primary has one more connection, for barriers: a small write, and ``WAIT``
-behind it. Replication is one order, and a barrier is sent after the answers that it covers, so whoever has its write has what
+behind it. Replication is one order, and a barrier is sent after the answers that it covers, so a replica that has its write has what
 they were about. One barrier is under way at a time; what is answered meanwhile joins the next one.
 
 The write and the answers have to be of one server: a name may come to mean another one, and the connection for barriers be
@@ -109,7 +109,8 @@ class Barriers:
     async def check(self) -> None:
         """Find out whether barriers are possible; warn if too few replicas answer soon.
 
-        Raises :class:`UnsafeBackend` without the rights, and :class:`BackendError` if the server cannot be asked.
+        Raises :class:`UnsafeBackend` without the rights, and :class:`BackendError` if the server cannot be asked. Cancelling it changes
+        nothing.
         """
         soon = max(1, round(min(SOON, self._limit / 4) * 1000))
         what = f"{self.connection.address}: replicas={self.replicas} "

@@ -59,7 +59,7 @@ Concerned = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The needs of a backend at its server."""
+    """The needs of a backend: names, settings, and functions that its server calls."""
 
     settings: Settings
     prefix: str
@@ -73,7 +73,7 @@ class Usage:
     on_message: Callable[[PairingOf, bytes], object]
     """Is called with each message on the channel."""
     on_push: Callable[[str | None], object]
-    """Is called when some messages may have been missed, with what the channel of the present subscription has in addition to
+    """Is called when some messages may have been missed, with what the name of the present subscription's own channel has behind
     :attr:`channel`; ``None`` if no messages arrive."""
     on_mute: Callable[[], object]
     """Is called, while it is opened, if the server takes no script that sends messages."""
@@ -120,7 +120,10 @@ class RedisServer(ABC):
         """Make the connections; set :attr:`issue` and :attr:`pairing`."""
 
     async def open(self) -> frozenset[str]:
-        """Connect, and return the capabilities of this deployment. After an error or a cancellation, :meth:`aclose` closes what is open."""
+        """Connect, and return the capabilities of this deployment.
+
+        Raises :class:`BackendError`. Cancelling it leaves neither task nor socket behind.
+        """
         limit = self._limit
         try:
             # Each step has the same limit and a better message; this one bounds their sum.
@@ -145,7 +148,7 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close all connections. Cancelling it may leave some open, for another call."""
+        """Close all connections. Cancelling it aborts them."""
 
     @abstractmethod
     def verified(self, error: UnsafeBackend | None) -> None:
@@ -157,7 +160,10 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine the server over separate connections, so that it works also where opening fails."""
+        """Examine the server over separate connections, so that it works also where opening fails.
+
+        Cancelling it leaves no socket behind.
+        """
 
 
 class SingleServer(RedisServer):
@@ -258,9 +264,11 @@ class SingleServer(RedisServer):
             self.switching.open()
         # Other clients of an account that may not publish most likely may not either.
         if publishes:
+            # The subscriber reports whether messages arrive.
             await subscriber.open()
+        else:
+            usage.on_push(None)
         pushed = bool(publishes) and subscriber.denied is None
-        usage.on_push(self._subscription if pushed and subscriber.subscribed else None)
         if usage.format is None or version is None:
             # Waiters poll in any case, so this is no loss.
             verdict = assess(info, pushed=True)
@@ -289,7 +297,7 @@ class SingleServer(RedisServer):
 
     @property
     def _subscription(self) -> str:
-        """What the channel of the present subscription has in addition to that of all: the server may still count an earlier one."""
+        """The end of the name of the present subscription's own channel: the server may still count an earlier one."""
         return f":{self._subscriptions}"
 
     def _new_channels(self) -> tuple[str, str]:

@@ -141,7 +141,6 @@ SPOKEN: Final[Mapping[str, Reader]] = {
 """Options of the format in which locks are written; see :mod:`aiolock.backends.redis.dialects`."""
 REPLICAS: Final[Reader] = count(0, 100)
 IN_URL: Final[Mapping[str, Reader]] = {
-    **SPOKEN,
     "username": text,
     "password": text,
     "db": _database,
@@ -152,6 +151,7 @@ IN_URL: Final[Mapping[str, Reader]] = {
     "ssl_cert_reqs": _certificate,
     "ssl_check_hostname": _flag,
     "replicas": REPLICAS,
+    **SPOKEN,
 }
 """Options that may stand in the query of an address."""
 BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
@@ -183,7 +183,7 @@ class Endpoint:
     moves = False
     """True if each connection may reach another server, which does not know everything that this one knew."""
     replicas: int = 0
-    """How many replicas have to confirm a grant."""
+    """The number of replicas that have to confirm a grant."""
 
     def __init__(self, url: str | None, **options: Any) -> None:
         address = parse(_FORM, url, options)

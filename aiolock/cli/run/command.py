@@ -118,7 +118,7 @@ class _Run:
         self._held = os.environ.get(nested.VARIABLE, "")
         self._limit = limit
         self._seen = ""
-        """Who had the lock when it was refused."""
+        """The holder when the lock was refused."""
         self._began = 0.0
         """The time of the grant."""
         self._counts = False
@@ -198,7 +198,7 @@ class _Run:
             if options.conflict_exit_code == 0 and not (output.chatty or output.json):
                 raise Ended(0) from error
             so_long = f" within {error.timeout:g} s" if error.timeout else ""
-            await self._wait_for(self._look())
+            await self._wait_for(self._ask_holder())
             message = (
                 f"lock {shorten(error.name)} was not free{so_long}{self._seen}; wait longer with -w, or see who holds it with "
                 "`aiolock inspect`"
@@ -218,7 +218,7 @@ class _Run:
                 showing.cancel()
                 await asyncio.wait([showing])
 
-    async def _look(self) -> None:
+    async def _ask_holder(self) -> None:
         """Find out who holds the lock, if the server says it within the command timeout. Cancelling it changes nothing."""
         with contextlib.suppress(LockError, TimeoutError):
             async with asyncio.timeout(self._limit):

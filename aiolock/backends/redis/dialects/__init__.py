@@ -55,3 +55,7 @@ def backend_of(url: str | None = None, **options: Any) -> Backend:
         )
     backend: Backend = native(make=make)
     return backend
+
+
+# As a class of a backend has it: the registry checks the names of options by it.
+backend_of.passed_on = RedisBackend.passed_on  # type: ignore[attr-defined]
