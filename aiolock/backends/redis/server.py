@@ -18,7 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis.admin import Call
-from aiolock.backends.redis.commands import PUBLISH, Format, Issue, Reply, Script
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Issue, Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Subscriber
@@ -27,7 +27,7 @@ from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import REPLICAS, Endpoint
+from aiolock.backends.redis.url import REPLICAS, SPOKEN, Endpoint
 from aiolock.backends.transport import Options, Transport
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
@@ -68,8 +68,8 @@ class Usage:
     """The channel of this client, of all its subscriptions."""
     scripts: Sequence[Script]
     """Are loaded whenever a server is connected."""
-    format: Format
-    """Is asked for whenever a server is connected."""
+    format: Format | None
+    """Is asked for whenever a server is connected; ``None`` for locks in the format of another library."""
     on_message: Callable[[PairingOf, bytes], object]
     """Is called with each message on the channel."""
     on_push: Callable[[str | None], object]
@@ -81,6 +81,8 @@ class Usage:
     """Is called when a server may be another one now, or may have lost data; ``None`` is every lock."""
     on_moved: Callable[[Concerned], object]
     """Is called when messages about some locks may have been missed, because they are at another node now."""
+    probe: Script = PROBE
+    """Tests whether the account may do what the scripts do."""
 
 
 class RedisServer(ABC):
@@ -178,12 +180,18 @@ class SingleServer(RedisServer):
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
+            spoken = {
+                name: SPOKEN[name](name, options.pop(name))
+                for name in SPOKEN
+                if options.get(name) is not None
+            }
             replicas = REPLICAS("replicas", options.pop("replicas", None) or 0)
             if given := [*(["an address"] if url is not None else []), *options]:
                 raise ConfigError(
                     f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
                 )
             endpoint = Endpoint.of(client)
+            endpoint.spoken = spoken
             endpoint.replicas = replicas
         elif isinstance(url, str) and scheme_of(url) in SENTINELS:
             endpoint = Sentinels(url, **options)
@@ -201,9 +209,11 @@ class SingleServer(RedisServer):
         async def verify(driver: AbstractConnection) -> None:
             # In one round trip.
             await driver.send_command(*commands.question)
-            await driver.send_command(*usage.format.question)
+            if usage.format is not None:
+                await driver.send_command(*usage.format.question)
             await commands.read(driver)
-            await usage.format.read(driver)
+            if usage.format is not None:
+                await usage.format.read(driver)
 
         connection = self.connection = Connection(
             self.endpoint,
@@ -244,8 +254,8 @@ class SingleServer(RedisServer):
         await connection.open()
         key = f"{usage.prefix}probe:{{{secrets.token_hex(16)}}}"
         publishing = connection.call("EVAL", PUBLISH.source, "1", key, usage.channel)
-        version = connection.call(*usage.format.question)
-        info = await probe(connection.call, key)
+        version = None if usage.format is None else connection.call(*usage.format.question)
+        info = await probe(connection.call, key, usage.probe)
         publishes = await may_publish(publishing)
         if publishes is None:
             usage.on_mute()
@@ -259,8 +269,12 @@ class SingleServer(RedisServer):
         else:
             usage.on_push(None)
         pushed = bool(publishes) and subscriber.denied is None
-        verdict = assess(info, pushed=pushed, mute=publishes is None)
-        usage.format.check(await version)
+        if usage.format is None or version is None:
+            # Waiters poll in any case, so this is no loss.
+            verdict = assess(info, pushed=True)
+        else:
+            verdict = assess(info, pushed=pushed, mute=publishes is None)
+            usage.format.check(await version)
         if self.barriers is not None:
             await self.barriers.connection.open()
             await self.barriers.check()
@@ -269,7 +283,7 @@ class SingleServer(RedisServer):
             log.warning("%s: %s", endpoint, warning)
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it may leave some open, for another call."""
         if self.switching is not None:
             await self.switching.aclose()
         for transport in (self.subscriber, self.connection):
@@ -322,8 +336,8 @@ class SingleServer(RedisServer):
         return [self.connection.call]
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine the server, and the Sentinels that name it."""
-        found = await examine(self.endpoint, settings)
+        """Examine the server, and the Sentinels that name it. Cancelling it leaves no connection open."""
+        found = await examine(self.endpoint, settings, probe=self._usage.probe)
         if isinstance(self.endpoint, Sentinels):
             found += await self.endpoint.diagnose(settings.command_timeout)
         return found
