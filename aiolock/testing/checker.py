@@ -34,6 +34,7 @@ __all__ = [
     "margins",
     "nested",
     "operations",
+    "overlaps",
     "ownership",
     "progress",
     "punctual",
@@ -92,24 +93,39 @@ def exclusion(
     history: History, capacity: Mapping[str, int] | None = None, *, grace: float = GRACE
 ) -> list[str]:
     """Return two holds that exclude each other and that were believed in at once. `capacity`: permits by name, else 1."""
-    found = []
+    found = [
+        f"exclusion: {other.hold} and {belief.hold} at {_at(history, belief.start)}"
+        for other, belief in overlaps(history, grace=grace)
+    ]
+    for belief, inside in _entries(history, grace):
+        if belief.hold.mode == "permits":
+            used = sum(other.hold.permits for other in inside) + belief.hold.permits
+            room = (capacity or {}).get(belief.hold.name, 1)
+            if used > room:
+                found.append(
+                    f"exclusion: {belief.hold} makes {used} of {room} permits at {_at(history, belief.start)}"
+                )
+    return found
+
+
+def overlaps(history: History, *, grace: float = GRACE) -> list[tuple[Belief, Belief]]:
+    """Return the beliefs that exclude each other and overlap, the earlier one first."""
+    return [
+        (other, belief)
+        for belief, inside in _entries(history, grace)
+        for other in inside
+        if _exclude(other.hold, belief.hold)
+    ]
+
+
+def _entries(history: History, grace: float) -> Iterator[tuple[Belief, list[Belief]]]:
+    """Yield each belief with those of the same lock that had not ended when it began."""
     for beliefs_of_name in _by_lock(beliefs(history, grace)).values():
         inside: list[Belief] = []
         for belief in sorted(beliefs_of_name, key=attrgetter("start")):
             inside = [other for other in inside if other.end > belief.start]
-            others = [other for other in inside if _exclude(other.hold, belief.hold)]
-            used = sum(other.hold.permits for other in inside) + belief.hold.permits
-            room = (capacity or {}).get(belief.hold.name, 1)
-            if belief.hold.mode == "permits" and used > room:
-                found.append(
-                    f"exclusion: {belief.hold} makes {used} of {room} permits at {_at(history, belief.start)}"
-                )
-            found += [
-                f"exclusion: {other.hold} and {belief.hold} at {_at(history, belief.start)}"
-                for other in others
-            ]
+            yield belief, inside
             inside.append(belief)
-    return found
 
 
 # 2. Tokens

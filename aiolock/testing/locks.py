@@ -57,7 +57,8 @@ class Wish:
         if self.mode == "reentrant":
             return client.reentrant_lock(self.name, **options)
         if self.mode == "mutex":
-            return client.lock(self.name, connection=None, **options)
+            mutex: aiolock.Lock = client.lock(self.name, **options)
+            return mutex
         pair = client.rwlock(self.name)
         if self.mode == "read":
             return pair.read(**options)

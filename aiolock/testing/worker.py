@@ -178,7 +178,9 @@ class Worker:
             return
         self.recorder.note("open", capabilities=sorted(self.client.capabilities))
         try:
-            await asyncio.gather(*(self._slot(number) for number in range(self.settings.tasks)))
+            async with asyncio.TaskGroup() as group:
+                for number in range(self.settings.tasks):
+                    group.create_task(self._slot(number))
         finally:
             # Until the server has answered: what is found there afterwards is not what a timeout left.
             await self.client.aclose(timeout=CLOSING)
@@ -219,8 +221,12 @@ class Worker:
             if plan.cancelled_after is not None:
                 after = min(after, plan.cancelled_after)
             cancelling = loop.call_later(after, task.cancel)
-            await asyncio.wait([task])
-            cancelling.cancel()
+            try:
+                await asyncio.wait([task])
+            finally:
+                cancelling.cancel()
+                if task.cancel():
+                    await asyncio.wait([task])
             await asyncio.sleep(rng.expovariate(500))
         if resource is not None:
             resource.close()
@@ -439,8 +445,8 @@ def serve(worker: Worker) -> Worker:
     return worker
 
 
-async def _until_abandoned(worker: Worker) -> None:
-    """Run a worker until stdin is closed, as it is when the process that started the worker has ended."""
+async def _until_closed(worker: Worker) -> None:
+    """Run a worker until stdin is closed: at the end, or when the process that started the worker has died."""
     loop, working = asyncio.get_running_loop(), asyncio.ensure_future(worker.run())
     loop.add_reader(sys.stdin.fileno(), working.cancel)
     try:
@@ -455,7 +461,7 @@ async def _until_abandoned(worker: Worker) -> None:
 def main() -> None:
     """Run the worker whose settings are the first line of stdin."""
     settings = Settings(**json.loads(os.read(sys.stdin.fileno(), 65_536)))
-    asyncio.run(_until_abandoned(serve(Worker(settings))))
+    asyncio.run(_until_closed(serve(Worker(settings))))
 
 
 if __name__ == "__main__":

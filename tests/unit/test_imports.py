@@ -49,11 +49,12 @@ ORDER = [
     {"testing.history", "testing.locks", "testing.world"},
     {"testing.checker", "testing.worker"},
     {"testing.views"},
+    {"testing.verification"},
     {"testing"},
     {"cli.exit_status", "cli.run.guard", "cli.run.signals", "cli.settings"},
     {"cli.output", "cli.parser", "cli.run.nested"},
     {"cli.admin", "cli.demo", "cli.doctor", "cli.main", "cli.run.supervisor"},
-    {"cli.run.command", "cli.watch"},
+    {"cli.run.command", "cli.verify", "cli.watch"},
     {"cli"},
     {"__main__"},
 ]
