@@ -84,14 +84,6 @@ async def verify(options: argparse.Namespace, output: Output) -> int:
                 "histories": str(folder) if keep else None,
                 "ended": workers,
                 **report.as_json(),
-                "connections": [
-                    {
-                        **asdict(one),
-                        "errors": [{"error": text, "count": n} for text, n in one.errors.items()],
-                    }
-                    for one in report.connections
-                ],
-                "losses": [{"reason": reason, "count": n} for reason, n in report.losses.items()],
             }
         )
     else:

@@ -27,7 +27,7 @@ class Overlap:
     at: float
     seconds: float
     holders: tuple[str, str]
-    tokens: tuple[int | None, int | None]
+    tokens: tuple[int, int]
 
     def __str__(self) -> str:
         (first, second), (one, other) = self.holders, self.tokens
@@ -82,7 +82,7 @@ class Report:
     contradicted: list[str]
     """The capabilities that this history contradicts."""
     unlisted: int
-    """Overlaps that no outage explains, or none that the server is free to have."""
+    """Overlaps that are far from every outage, or all of them where the server promises to keep holds over an outage."""
     defects: list[str]
     """Complaints of the library or of asyncio."""
 
@@ -93,7 +93,11 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of the report as JSON has them."""
-        return {"kept": self.kept, **asdict(self)}
+        report = {"kept": self.kept, **asdict(self)}
+        report["losses"] = [{"reason": reason, "count": count} for reason, count in self.losses.items()]
+        for one in report["connections"]:
+            one["errors"] = [{"error": text, "count": count} for text, count in one["errors"].items()]
+        return report
 
 
 def assess(history: History, capabilities: Collection[str], ttl: float) -> Report:
@@ -142,7 +146,7 @@ def _overlap(history: History, earlier: checker.Belief, later: checker.Belief) -
         at=(later.start - history.start) / 1e9,
         seconds=(min(earlier.end, later.end, history.end) - later.start) / 1e9,
         holders=(earlier.hold.process, later.hold.process),
-        tokens=(earlier.hold.token, later.hold.token),
+        tokens=(earlier.hold.token or 0, later.hold.token or 0),
     )
 
 
