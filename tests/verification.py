@@ -53,7 +53,18 @@ async def verifying(
 ) -> AsyncIterator[Verification]:
     """Run it with four processes, and kill it if the test ends before it does."""
     process = await asyncio.create_subprocess_exec(
-        *(*STRICT_PYTHON, "-m", "aiolock", "verify", "--json", "--for", f"{seconds}", "--processes", "4", *words),
+        *(
+            *STRICT_PYTHON,
+            "-m",
+            "aiolock",
+            "verify",
+            "--json",
+            "--for",
+            f"{seconds}",
+            "--processes",
+            "4",
+            *words,
+        ),
         # The processes of the command would be slowed down by it.
         env={**os.environ, "AIOLOCK_URL": url, "PYTHONASYNCIODEBUG": "", **(environment or {})},
         cwd=Path(__file__).parents[1],

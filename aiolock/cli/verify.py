@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from signal import Signals
 
@@ -78,6 +79,7 @@ async def verify(options: argparse.Namespace, output: Output) -> int:
                 "server": settings.server(options),
                 "version": aiolock.__version__,
                 "namespace": namespace,
+                "began": _began(history).isoformat(),
                 "processes": options.processes,
                 "promises": sorted(capabilities),
                 "listed": exception,
@@ -87,7 +89,7 @@ async def verify(options: argparse.Namespace, output: Output) -> int:
             }
         )
     else:
-        _say(options, output, report, exception, workers)
+        _say(options, output, _began(history), report, exception, workers)
         if keep:
             output.line(f"The histories are kept in {folder}")
     return 0 if report.kept else BROKEN
@@ -95,6 +97,12 @@ async def verify(options: argparse.Namespace, output: Output) -> int:
 
 def _history(folder: Path) -> History:
     return load(folder.glob("*.jsonl"))
+
+
+def _began(history: History) -> datetime:
+    """Return the time of day of the first event, by which the report counts its seconds."""
+    ago = (time.monotonic_ns() - history.start) / 1e9
+    return (datetime.now(UTC) - timedelta(seconds=ago)).astimezone()
 
 
 # --- workers
@@ -189,6 +197,7 @@ async def _contend(options: argparse.Namespace, output: Output, namespace: str, 
                 namespace=namespace,
             )
             await asyncio.sleep(options.seconds)
+            recorder.note("over")
             over.set()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
@@ -228,6 +237,7 @@ def _listed(report: Report, capabilities: Collection[str], server: str) -> str |
 def _say(
     options: argparse.Namespace,
     output: Output,
+    began: datetime,
     report: Report,
     exception: str | None,
     workers: Collection[str],
@@ -236,7 +246,8 @@ def _say(
     title = f"{settings.server(options)}, verified by aiolock {aiolock.__version__}"
     line(output.style(title, "bold"))
     line(
-        f"{report.grants} turns of {options.processes} processes in {seconds(report.seconds)}, {report.rate:.1f} per second."
+        f"{report.grants} turns of {options.processes} processes in {seconds(report.seconds)} from {began:%Y-%m-%d %H:%M:%S} on, "
+        f"{report.rate:.1f} per second."
     )
     line()
     _verdict(output, "two inside at once", report.overlaps)

@@ -113,8 +113,9 @@ def assess(history: History, capabilities: Collection[str], ttl: float) -> Repor
     forgotten = [event for event in history.events if event["kind"] == "lost" and _forgotten(event)]
     excused = not {*SURVIVAL} <= {*capabilities}
     explained = [excused and _near(later.start, away, ttl) for _, later in pairs]
-    seconds = (history.end - history.start) / 1e9
-    stretch_at, stretch = _stretch(history)
+    over = next((event["t"] for event in history.events if event["kind"] == "over"), history.end)
+    seconds = (over - history.start) / 1e9
+    stretch_at, stretch = _stretch(history, over)
     return Report(
         seconds=seconds,
         grants=len(history.holds),
@@ -205,11 +206,9 @@ def _hand_over(history: History) -> HandOver | None:
     return HandOver(len(took), median(took), took[min(len(took) - 1, len(took) * 99 // 100)], took[-1])
 
 
-def _stretch(history: History) -> tuple[float, float]:
-    """Return the longest time without a grant as its beginning and its length, in seconds."""
-    opened = min((event["t"] for event in history.events if event["kind"] == "open"), default=history.start)
-    last = max((attempt.call for attempt in history.attempts), default=opened)
-    times = [opened, *sorted(hold.ret for hold in history.holds if opened <= hold.ret <= last), last]
+def _stretch(history: History, over: float) -> tuple[float, float]:
+    """Return the longest time without a grant before the end as its beginning and its length, in seconds."""
+    times = [history.start, *sorted(hold.ret for hold in history.holds if hold.ret <= over), over]
     longest, start = max((later - earlier, earlier) for earlier, later in pairwise(times))
     return (start - history.start) / 1e9, longest / 1e9
 
