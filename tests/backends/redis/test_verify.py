@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
 import redis
 
 from tests.backends.redis.test_same_server import AT_ONCE, Balanced, follow
+from tests.faults.staging import until
 from tests.servers import Redis
 from tests.verification import Verification, verifying
 
@@ -88,3 +90,17 @@ async def test_a_name_that_moves_is_broken_without_the_check_of_the_server(tmp_p
     assert report["kept"] is mended, report
     assert status == (0 if mended else 1)
     assert ("exclusion" in report["contradicted"]) is not mended
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_the_processes_end_with_the_command(number):
+    with Redis() as server, redis.Redis(port=server.port) as admin:
+        async with verifying(server.url, 60) as command:
+            namespace = await command.contending()
+            assert len(admin.client_list()) > 4
+            command.process.send_signal(number)
+            await command.process.communicate()
+        assert command.process.returncode == -number
+        await until(lambda: len(admin.client_list()) == 1, "no client is left")
+        if number == signal.SIGINT:
+            assert admin.keys(f"{namespace}*") == []
