@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from aiolock.backends.redis.waiting import LIFE
-from tests.faults.history import NEVER, History, Hold, load
+from aiolock.testing.history import NEVER, History, Hold, load
 from tests.faults.run import Plan, run
 from tests.faults.verdict import RESTART, Verdict
 from tests.mutants import MUTANTS

@@ -55,6 +55,8 @@ exit status:
   {CANNOT_RUN:3}    the command cannot be run
   {NOT_FOUND:3}    there is no such command
   128+n  signal n came before the command was started, or while the lock was released
+  of verify:
+  {NOT_ACQUIRED:3}    two holders were inside at once, or tokens were equal or fell
   of every command:
   {USAGE:3}    wrong usage
   {UNAVAILABLE:3}    the server cannot be reached, or refuses

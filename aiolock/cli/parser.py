@@ -54,6 +54,8 @@ _seconds = _checked(float, lambda value: 0 <= value < math.inf, "a number of sec
 _positive = _checked(float, lambda value: 0 < value < math.inf, "a number of seconds above 0")
 _status = _checked(_whole, lambda value: value <= 255, "an exit status from 0 to 255")
 _token = _checked(_whole, lambda value: value < 2**64, "a fencing token, a whole number")
+_processes = _checked(_whole, lambda value: 2 <= value <= 8, "a number of processes from 2 to 8")
+_rate = _checked(float, lambda value: 0 < value < math.inf, "a number of turns per second above 0")
 _permits = _checked(
     _pair, lambda pair: 1 <= pair[0] <= pair[1], "a number of permits and their limit, such as 1/3"
 )
@@ -262,6 +264,15 @@ def _purge(parser: Parser) -> None:
     parser.add_argument("--idle", type=_positive, required=True, metavar="SECONDS", help=about)
 
 
+def _verify(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--for", dest="seconds", type=_positive, default=60.0, metavar="S", help="for S seconds (60)")
+    about = "contend from N processes of this machine, 2 to 8 (8)"
+    add("--processes", type=_processes, default=8, metavar="N", help=about)
+    about = "take and leave locks at most R times per second, in all processes together (200)"
+    add("--rate", type=_rate, default=200.0, metavar="R", help=about)
+
+
 def _demo(parser: Parser) -> None:
     parser.add_argument("--worker", metavar="LABEL", help=argparse.SUPPRESS)
 
@@ -323,6 +334,17 @@ done, the present holder is named, and the status is 1.
         """\
 Read the settings of the server, and change nothing. Explain the promises that locks keep on it, those that they do not
 keep, and the settings that would add them. Exit status 1 if something is wrong.
+""",
+    ),
+    "verify": _Command(
+        _verify,
+        "contend for locks while you break the server, and judge what happened",
+        """\
+Processes of this machine contend for locks in a namespace of their own, which is emptied at the end, while you restart the
+server, fail it over or cut it off. Then the report: two holders inside at once, tokens that are equal or fell, losses
+that were told late, the longest stretch without a grant, hand-over and rate, the outages and errors of each process, and the
+capabilities that were contradicted. Exit status 1 if exclusion or tokens broke, also where the page of the server lists that
+as an exception.
 """,
     ),
     "schema": _Command(

@@ -143,6 +143,12 @@ class Administration(Capability):
         Others may be among them: the caller inspects each.
         """
 
+    async def empty(self) -> None:
+        """Delete all that the namespace has at the server. No other client may use the namespace, now or later.
+
+        Nothing where it all ends with the server or with its clients.
+        """
+
 
 class Diagnosis(Capability):
     """A backend whose deployment can be examined."""

@@ -129,6 +129,18 @@ def test_what_the_commands_find_is_described(shell):
     check(shell.json("doctor"), "doctor", "doctor")
 
 
+def test_a_verification_is_described(shell):
+    status, out, err = shell.run("verify", "--for", "1.5", "--processes", "2", "--rate", "50", "--json")
+    assert status == 0
+    assert [message(line) for line in err.splitlines()] == ["contending"]
+    report = json.loads(out)
+    check(report, "verify", "verify")
+    assert report["hand_over"]
+    # Not more than asked for, although the locks would allow it.
+    assert 10 < report["grants"] <= 50 * report["seconds"]
+    assert [one["grants"] > 0 for one in report["connections"]] == [True, True]
+
+
 @pytest.mark.parametrize("server", ["mysql", "postgresql"])
 def test_a_schema_is_described(offline, server):
     check(json.loads(offline.run("schema", server, "--json")[1]), "schema", "schema")

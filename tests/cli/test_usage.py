@@ -61,6 +61,11 @@ WRONG = [
     ["purge", "--idle", "0"],
     ["purge", "--idle", "inf"],
     ["demo", "extra"],
+    ["verify", "x"],
+    ["verify", "--for", "0"],
+    ["verify", "--processes", "1"],
+    ["verify", "--processes", "9"],
+    ["verify", "--rate", "0"],
 ]
 """What argparse refuses."""
 
@@ -80,6 +85,8 @@ REFUSED = {
     "no URL": ["ls", "--url", "nonsense"],
     "a parameter": ["ls", "--url", "redis://:hunter2@127.0.0.1:1/0?colour=red"],
     "memory": ["run", "--url", "memory://", "x", "true"],
+    "a server that is in each process": ["verify", "--url", "memory://"],
+    "a namespace that is too long to add to": ["verify", *URL, "--namespace", "x" * 50],
     "a table": ["schema", "mysql", "--table", "a`; DROP TABLE x"],
     "a table of PostgreSQL": ["schema", "postgresql", "--table", 'a"; DROP TABLE x'],
     "a purge of what a table of PostgreSQL needs": [

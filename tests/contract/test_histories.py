@@ -9,8 +9,8 @@ import random
 import pytest
 
 from aiolock import AcquireTimeout
-from tests.faults.checker import READ_WRITE, REENTRANT, Model, check, linearizable, operations, semaphore
-from tests.faults.history import Recorder, load
+from aiolock.testing.checker import READ_WRITE, REENTRANT, Model, check, linearizable, operations, semaphore
+from aiolock.testing.history import Recorder, load
 from tests.faults.staging import shown_token
 
 NEEDS = {"read-write": "read-write", "permits": "semaphore"}

@@ -18,10 +18,10 @@ from typing import Any
 import redis
 
 import aiolock
+from aiolock.testing.locks import all_can_be_had
 from tests.faults import run
 from tests.faults.cluster_slots import Move
 from tests.faults.injector import Fault, FaultInjector
-from tests.faults.locks import all_can_be_had
 from tests.faults.redis_system import USERS, RedisSystem
 from tests.servers import RedisCluster
 

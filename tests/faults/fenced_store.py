@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from tests.faults.history import Recorder
+from aiolock.testing.history import Recorder
 
 
 @dataclass

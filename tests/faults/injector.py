@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
-from tests.faults.history import Recorder
+from aiolock.testing.history import Recorder
 from tests.faults.proxy import Lane, Proxy
 from tests.faults.redis_system import RedisSystem
 

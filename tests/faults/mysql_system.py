@@ -14,8 +14,8 @@ from typing import Any
 import pymysql
 
 import aiolock
+from aiolock.testing.locks import all_can_be_had
 from tests.faults import run
-from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import mysql_frames
 from tests.faults.system import System
 from tests.servers import MariaDB

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Self
 
 import aiolock
+from aiolock.testing.locks import KINDS, all_can_be_had
 from tests.faults import run
 from tests.faults.injector import Fault, FaultInjector
-from tests.faults.locks import KINDS, all_can_be_had
 from tests.faults.proxy import Proxy
 from tests.faults.redis_system import RedisSystem
 from tests.faults.verdict import RESTART

@@ -14,7 +14,7 @@ import redis
 import aiolock
 from aiolock.backends.redis.commands import SCRIPTS
 from aiolock.backends.transport import LONGEST_PAUSE
-from tests.faults.locks import FAMILIES, all_can_be_had
+from aiolock.testing.locks import FAMILIES, all_can_be_had
 from tests.faults.proxy import resp_frames
 from tests.faults.system import System
 from tests.servers import Redis

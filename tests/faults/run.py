@@ -25,10 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aiolock.testing.history import Recorder, load
+from aiolock.testing.locks import KINDS, capacity, name_locks
 from tests.faults.fenced_store import Counter, FencedStore
-from tests.faults.history import Recorder, load
 from tests.faults.injector import FaultInjector, Trap, send
-from tests.faults.locks import KINDS, capacity, name_locks
 from tests.faults.proxy import Proxy
 from tests.faults.redis_system import RedisSystem
 from tests.faults.verdict import Verdict, judge

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiolock
-from tests.faults.locks import all_can_be_had
+from aiolock.testing.locks import all_can_be_had
 
 __all__ = ["System"]
 

@@ -7,24 +7,18 @@ exception was under way (docs/backends/redis.md). What the second one still show
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from tests.faults import checker
+from aiolock.testing import checker, views
+from aiolock.testing.history import NEVER, Event, History, Hold, Window
 from tests.faults.fenced_store import FencedStore
-from tests.faults.history import NEVER, Event, History, Hold, Window
 
 RESTART, DELETED, FLUSHED, STOPPED = "restart server", "delete rows", "flush_all", "stop server"
 """The faults whose windows are an exception: the server comes back without its data, some or all of them are deleted, or
 they may expire at once, because a memcached goes on that was stopped."""
-
-CONTROLLER = "injector"
-"""The process that has the proxies, in the words of the history."""
-
-AWAKE = 1e9
-"""Nanoseconds within which a process that goes on has certainly told its holders, on a busy machine."""
 
 
 @dataclass
@@ -118,7 +112,7 @@ def judge(
     `place`: seconds for which the place of a dead waiter stands at least. Three of them may be in front of somebody."""
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
-    told, clock = views(history, breaking)
+    told, clock = views.views(history, breaking)
     history, processes = told, {hold.process for hold in history.attempts}
     everything = {
         "exclusion (by own clock)": (
@@ -126,7 +120,10 @@ def judge(
             _sighted(clock, exceptions, look),
         ),
         "told in time": (checker.told(told), _sighted(told, exceptions, checker.told)),
-        "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions)) if fenced else []),
+        "tokens": (
+            views.unique_and_rising(clock),
+            views.unique_and_rising(_without_grants(clock, exceptions)) if fenced else [],
+        ),
         "store": (_store(history, store),) * 2,
         "ownership": ([each for each in others if each.startswith("ownership")],) * 2,
         "calls in time": (_calls(told, command_timeout),) * 2,
@@ -136,13 +133,13 @@ def judge(
         * 2,
     }
     margins = checker.margins(_run_out(told, exceptions))
-    by_clocks = checker.margins(_unstopped(_run_out(clock, exceptions)))
+    by_clocks = checker.margins(views.unstopped(_run_out(clock, exceptions)))
     tokens = everything["tokens"][1 if fenced else 0]
     return Verdict(
         seed=seed,
         seconds=(history.end - history.start) / 1e9,
         processes=len(processes),
-        slowness=Slowness(history)((history.start, history.end), processes),
+        slowness=views.Slowness(history)((history.start, history.end), processes),
         faults=dict(Counter(event["name"] for event in history.events if event["kind"] == "fault")),
         grants=len(history.holds),
         losses=dict(Counter(event["reason"] for event in history.events if event["kind"] == "lost")),
@@ -164,45 +161,6 @@ def judge(
 # Views of a history
 
 
-def views(history: History, breaking: float) -> tuple[History, History]:
-    """A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock."""
-    told, clock = history, by_clock(history)
-    if not breaking:
-        return told, clock
-    lags = _lags(history)
-    return _breaking(told, breaking, lags), _breaking(clock, breaking, lags)
-
-
-def by_clock(history: History) -> History:
-    """A hold ends at the moment at which the holder's own clock said so, whenever its loop came to tell it.
-
-    So no lag of the machine needs an excuse. Only processes that the injector stopped are blind (to their end, if it
-    killed them before they were awake), and those that it killed end with the last that they wrote: what their clocks
-    would have said after that is not known.
-    """
-    last = {event["process"]: event["t"] for event in history.events}
-    kills = {event["target"]: event["t"] for event in history.events if event["kind"] == "kill"}
-    events = []
-    for event in history.events:
-        kind, t = event["kind"], event["t"]
-        if kind == "lost":
-            events.append({**event, "t": event["until"]})
-        elif kind == "kill":
-            events.append({**event, "t": min(t, last.get(event["target"], t))})
-        elif event.get("why") != "lag" and not (
-            kind == "cont" and kills.get(event["target"], NEVER) < t + AWAKE
-        ):
-            events.append(event)
-    return History(events)
-
-
-def _unstopped(history: History) -> History:
-    """The same, as if nobody had been stopped: a clock goes on in a process that does not."""
-    unstopped = copy.copy(history)
-    unstopped.stops = defaultdict(list)
-    return unstopped
-
-
 def _run_out(history: History, exceptions: list[Window]) -> History:
     """Only those losses that nobody but the clock told of, outside of the exceptions."""
     reasons = {event["id"]: event["reason"] for event in history.events if event["kind"] == "lost"}
@@ -218,7 +176,7 @@ def _run_out(history: History, exceptions: list[Window]) -> History:
 
 def _exceptions(history: History, verified: float) -> list[Window]:
     """The windows of exceptions, up to when every holder has looked: on a busy machine later by its slowness."""
-    windows, begun, slowness = [], 0.0, Slowness(history)
+    windows, begun, slowness = [], 0.0, views.Slowness(history)
     processes = {hold.process for hold in history.attempts}
     for event in history.events:
         if event.get("target") in (RESTART, DELETED, FLUSHED, STOPPED):
@@ -239,42 +197,6 @@ def _blind(history: History, windows: list[Window]) -> History:
     return blind
 
 
-def _breaking(history: History, within: float, lags: Mapping[str, list[Window]]) -> History:
-    """The same history, in which a process was also stopped from when a connection of its was broken until it could have read that.
-
-    It could when its event loop, and that of the proxies, had run for `within` seconds: `lags` say when they did not.
-    """
-    broken = copy.copy(history)
-    broken.stops = defaultdict(list, {name: list(stops) for name, stops in history.stops.items()})
-    for event in history.events:
-        if event["kind"] == "broken":
-            begun, end = event["t"], event["t"] + within * 1e9
-            counted = begun
-            for start, stop in sorted([*lags[event["target"]], *lags[event["process"]]]):
-                # Both are often late for the same reason, at the same time.
-                if start < end and stop > counted:
-                    end += stop - max(start, counted)
-                    counted = stop
-            broken.stops[event["target"]].append((begun, end))
-    for stops in broken.stops.values():
-        stops.sort()
-    return broken
-
-
-def _lags(history: History) -> dict[str, list[Window]]:
-    """The windows in which the event loop of a process did not get to run, by process."""
-    lags: dict[str, list[Window]] = defaultdict(list)
-    since: dict[str, float] = {}
-    for event in history.events:
-        if event.get("why") == "lag":
-            process, t = event["process"], event["t"]
-            if event["kind"] == "stop":
-                since[process] = t
-            else:
-                lags[process].append((since.pop(process, t), t))
-    return lags
-
-
 def _sighted(history: History, windows: list[Window], look) -> list[str]:
     return look(_blind(history, windows)) if windows else look(history)
 
@@ -289,19 +211,6 @@ def _without_grants(history: History, windows: list[Window]) -> History:
 
 
 # Properties
-
-
-def _tokens(clock: History) -> list[str]:
-    """All tokens differ; those of grants that were still certain when they were heard of rise."""
-    twins: list[str] = []
-    seen: dict[tuple[str, int | None], Hold] = {}
-    for hold in clock.holds:
-        twin = seen.setdefault((hold.name, hold.token), hold)
-        if twin is not hold and not checker.nested(twin, hold):
-            twins.append(f"tokens: {twin} and {hold} share a token")
-    certain = copy.copy(clock)
-    certain.attempts = [hold for hold in clock.attempts if hold.lost > hold.ret]
-    return [*twins, *(found for found in checker.tokens(certain, grace=0) if "share" not in found)]
 
 
 def _store(history: History, store: FencedStore) -> list[str]:
@@ -338,37 +247,7 @@ def _progress(history: History, bound: float) -> list[str]:
     cut_off.attempts = [
         replace(hold, ret=min(hold.ret, ends.get(hold.process, NEVER))) for hold in cut_off.attempts
     ]
-    return checker.progress(cut_off, bound, Slowness(history))
-
-
-class Slowness:
-    """How much longer some processes took in a window because the machine let them, or the proxies, wait: 1 if they ran whenever they wanted to.
-
-    Time for which the injector had stopped one of them is no slowness of the machine, nor is what was withheld from others.
-    """
-
-    def __init__(self, history: History) -> None:
-        self._lags = _lags(history)
-        self._stops = History([event for event in history.events if event.get("why") != "lag"]).stops
-        self._lives: dict[str, Window] = {}
-        for event in history.events:
-            process, t = event["process"], event["t"]
-            self._lives[process] = (self._lives.get(process, (t, t))[0], t)
-
-    def __call__(self, window: Window, processes: Iterable[str]) -> float:
-        wanted = ran = 0.0
-        for process in processes:
-            (first, last), stops = self._lives[process], self._stops[process]
-            life = max(window[0], first), min(window[1], last)
-            # A request goes through both of them. Both are often late for the same reason, at the same time.
-            late = sorted([*stops, *self._lags[process], *self._lags[CONTROLLER]])
-            wanted += _length(checker.without(life, stops))
-            ran += _length(checker.without(life, late))
-        return min(10.0, wanted / max(ran, 1.0)) if wanted else 1.0
-
-
-def _length(windows: Iterable[Window]) -> float:
-    return sum(end - start for start, end in windows)
+    return checker.progress(cut_off, bound, views.Slowness(history))
 
 
 def _left(history: History) -> list[str]:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Self
 
 import aiolock
+from aiolock.testing.locks import all_can_be_had
 from tests.faults import run
-from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import length_frames
 from tests.faults.system import System
 from tests.servers import ZooKeeper, ask

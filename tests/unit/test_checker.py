@@ -11,12 +11,22 @@ from typing import Any
 
 import pytest
 
-from tests.faults import checker
-from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
+from aiolock.testing import checker
+from aiolock.testing.checker import (
+    FENCED,
+    MUTEX,
+    READ_WRITE,
+    REENTRANT,
+    Op,
+    linearizable,
+    operations,
+    semaphore,
+)
+from aiolock.testing.history import NEVER, History, Recorder, load
+from aiolock.testing.views import Slowness, views
 from tests.faults.fenced_store import FencedStore, StoreClient
-from tests.faults.history import NEVER, History, Recorder, load
 from tests.faults.injector import FaultInjector
-from tests.faults.verdict import Slowness, _progress, views
+from tests.faults.verdict import _progress
 from tests.scoreboard import after_kills, after_stops
 
 

@@ -164,6 +164,10 @@ class MemcachedBackend(Administration, RegisterStore, Diagnosis):
         found = await self._all(*(server.names(pattern) for server in self.servers))
         return sorted({each for names in found for each in names})
 
+    async def empty(self) -> None:
+        """Empty all servers."""
+        await self._all(*(server.empty() for server in self.servers))
+
     async def diagnose(self) -> list[Finding]:
         """Return the findings of all servers."""
         found = await self._all(*(server.diagnose() for server in self.servers))

@@ -332,6 +332,11 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         """Return every lock of the namespace that is held or waited for; in the other modes the server does not know."""
         return await self._context.within(self._lease_mode("list of locks").names(pattern))
 
+    async def empty(self) -> None:
+        """Delete the rows of the namespace, also those that were to stay for years."""
+        if self._mode_name != "session":
+            await schema.purge(self._context, -(10**15))
+
     async def diagnose(self) -> list[Finding]:
         """Diagnose the server."""
         return await diagnose(self._address, self._statements, self.settings, self._mode_name)

@@ -200,6 +200,10 @@ class QuorumBackend(Administration, Diagnosis):
         found = await self._ask_all(lambda member: member.names(pattern), "list of locks")
         return sorted({name for names in found for name in names})
 
+    async def empty(self) -> None:
+        """Empty each member that can be reached."""
+        await self._ask_all(lambda member: member.empty(), "deletion of a namespace")
+
     async def diagnose(self) -> list[Finding]:
         """Return the findings of each member, and the members that cannot be reached."""
         found = await asyncio.gather(*map(_diagnose, self.members.all))

@@ -15,7 +15,7 @@ from aiolock.errors import BackendRefused, shorten
 from aiolock.types import Family, Holder, LockInfo, Mode, Waiting
 from aiolock.validation import escape, unescape
 
-__all__ = ["MOST", "key_pattern", "names", "read", "split"]
+__all__ = ["MOST", "empty", "key_pattern", "names", "read", "split"]
 
 MOST = 10_000
 """Most locks that are listed."""
@@ -125,6 +125,17 @@ async def names(calls: Sequence[Call], prefix: str, pattern: str, inspect: Inspe
                 text = f"more than {MOST:,} locks that match {shorten(pattern)} are held or waited for: narrow the pattern"
                 raise BackendRefused(text, retryable=False)
     return sorted(found)
+
+
+async def empty(calls: Sequence[Call], namespace: str) -> None:
+    """Delete every key of a namespace. Each command ends within the command timeout. Cancelling it leaves the rest."""
+    for call in calls:
+        cursor = b""
+        while cursor != b"0":
+            cursor, keys = await call("SCAN", cursor or b"0", "MATCH", f"{namespace}:*", "COUNT", STEP)
+            for key in keys:
+                # This deletes it at once, and needs no right that locks do not need. One by one: in a cluster each has a slot of its own.
+                await call("PEXPIRE", key, 0)
 
 
 async def _pages(call: Call, prefix: str, pattern: str) -> AsyncIterator[set[Lock]]:

@@ -266,6 +266,10 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
         """Scan the keys, and inspect what they belong to."""
         return await admin.names(self._server.calls(), self._prefix, pattern, self.inspect)
 
+    async def empty(self) -> None:
+        """Delete the keys of the namespace, also that of its format."""
+        await admin.empty(self._server.calls(), self.settings.namespace)
+
     async def diagnose(self) -> list[Finding]:
         """Examine the server over separate connections, so that it works also where opening fails."""
         return await self._server.diagnose(self.settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from abc import abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from aiolock.backends.rows.lockrow import (
     decode,
 )
 from aiolock.backends.rows.session import session_key
-from aiolock.backends.rows.store import Listener, RowStore
+from aiolock.backends.rows.store import Edit, Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
 from aiolock.clock import wall_clock
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
@@ -212,6 +213,15 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         listing = self.context.begin(self._names(pattern), "aiolock-ask")
         await asyncio.wait({listing})
         return await self.context.answered(listing)
+
+    async def empty(self) -> None:
+        """Delete the rows of the namespace, one page after the other."""
+        await self._engine.settle(self.context.timeout)
+        await self._ask(self._empty())
+
+    async def _empty(self) -> None:
+        async for key, row in self.store.scan(f"{self.settings.namespace}/"):
+            await self.store.compare_and_set([Edit(key, row.version, secrets.token_hex(8), None)])
 
     async def diagnose(self) -> list[Finding]:
         """Report what the store finds, and if it is open the rows that cannot be read."""

@@ -317,6 +317,18 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             if child == component(name_of(child)) and fnmatchcase(name_of(child), pattern)
         )
 
+    async def empty(self) -> None:
+        """Delete the node of the namespace, with all below it."""
+        async with self.context.bounded():
+            await self.session.ready()
+            await self._delete(self._base)
+
+    async def _delete(self, path: str) -> None:
+        [listed] = await self._each([protocol.listing(path, watch=False)])
+        for child in listed.children if listed is not None else ():
+            await self._delete(f"{path}/{child}")
+        await self._each([protocol.delete(path)])
+
     async def _view(self, path: str, family: Family) -> _View:
         await self.session.ready()
         listed, known = await self.session.read(

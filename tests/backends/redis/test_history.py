@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from aiolock.testing.history import History, Recorder, load
 from tests.faults import verdict
 from tests.faults.fenced_store import FencedStore
-from tests.faults.history import History, Recorder, load
 from tests.faults.program import history
 from tests.faults.run import TTLS
 

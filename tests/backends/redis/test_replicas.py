@@ -484,7 +484,7 @@ class Line:
         self.replies.append(asyncio.get_running_loop().create_future())
         return self.replies[-1]
 
-    def leave(self) -> None:
+    def give_up(self, pause: float) -> None:
         self.left += 1
 
     async def answer(self, count: int, written: Any = None) -> None:

@@ -14,6 +14,7 @@ from aiolock import AcquireTimeout, BackendUnavailable, Lease
 from tests.faults.proxy import Proxy, raw
 from tests.faults.staging import passes
 from tests.servers import ZooKeeper
+from tests.verification import verifying
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,22 @@ class Beliefs:
 
 
 # --- servers that die
+
+
+async def test_verify_finds_nothing_when_the_leader_dies(ensemble):
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ensemble.ports)
+    async with verifying(f"zookeeper://{hosts}?tick_time=0.5", 6) as command:
+        await command.contending()
+        await asyncio.sleep(1)
+        ensemble.kill(ensemble.leader())
+        status, report = await command.report()
+    assert report["grants"] > 50, report
+    assert any(one["outages"] for one in report["connections"]), report
+    assert (status, report["kept"], report["contradicted"]) == (0, True, []), report
+    assert report["overlaps"] == report["tokens"] == report["told_late"] == [], report
+    async with aiolock.connect(f"zookeeper://{hosts}", namespace=report["namespace"]) as client:
+        # Only the node of the namespace itself, which this client has made.
+        assert await client.locks() == []
 
 
 async def test_z4_a_leader_that_dies_takes_no_lock_with_it(ensemble, tools):

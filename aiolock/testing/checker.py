@@ -1,4 +1,4 @@
-"""Was anybody ever wrong? Pure functions over a history; each returns its violations as sentences.
+"""The judge of a history: pure functions, each of which returns the violations of one promise as sentences.
 
 A *belief* is the time in which a running holder believes in its hold: from the return of acquire to the first of release's call, loss and
 death, minus the windows in which its process was stopped. `grace` (seconds) lengthens those windows, for the one pass of the event loop in
@@ -15,9 +15,35 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from tests.faults.history import NEVER, History, Hold, Window
+from aiolock.testing.history import NEVER, History, Hold, Window
+
+__all__ = [
+    "FENCED",
+    "MUTEX",
+    "READ_WRITE",
+    "REENTRANT",
+    "Belief",
+    "Model",
+    "Op",
+    "beliefs",
+    "check",
+    "exclusion",
+    "linearizable",
+    "margins",
+    "nested",
+    "operations",
+    "overlaps",
+    "ownership",
+    "progress",
+    "punctual",
+    "semaphore",
+    "stale_writes",
+    "tokens",
+    "told",
+    "without",
+]
 
 GRACE = 0.05
 FAMILIES = {"mutex": "lock", "reentrant": "lock", "read": "rwlock", "write": "rwlock", "permits": "semaphore"}
@@ -43,6 +69,9 @@ class Belief(NamedTuple):
     hold: Hold
 
 
+T = TypeVar("T", bound="Hold | Belief")
+
+
 def beliefs(history: History, grace: float = GRACE) -> list[Belief]:
     return [
         Belief(start, end, part)
@@ -63,25 +92,40 @@ def _stages(hold: Hold, end: float) -> Iterator[tuple[Window, Hold]]:
 def exclusion(
     history: History, capacity: Mapping[str, int] | None = None, *, grace: float = GRACE
 ) -> list[str]:
-    """Nobody believes in a hold while others believe in one that excludes it. `capacity`: permits by name, else 1."""
-    found = []
+    """Return two holds that exclude each other and that were believed in at once. `capacity`: permits by name, else 1."""
+    found = [
+        f"exclusion: {other.hold} and {belief.hold} at {_at(history, belief.start)}"
+        for other, belief in overlaps(history, grace=grace)
+    ]
+    for belief, inside in _entries(history, grace):
+        if belief.hold.mode == "permits":
+            used = sum(other.hold.permits for other in inside) + belief.hold.permits
+            room = (capacity or {}).get(belief.hold.name, 1)
+            if used > room:
+                found.append(
+                    f"exclusion: {belief.hold} makes {used} of {room} permits at {_at(history, belief.start)}"
+                )
+    return found
+
+
+def overlaps(history: History, *, grace: float = GRACE) -> list[tuple[Belief, Belief]]:
+    """Return the beliefs that exclude each other and overlap, the earlier one first."""
+    return [
+        (other, belief)
+        for belief, inside in _entries(history, grace)
+        for other in inside
+        if _exclude(other.hold, belief.hold)
+    ]
+
+
+def _entries(history: History, grace: float) -> Iterator[tuple[Belief, list[Belief]]]:
+    """Yield each belief with those of the same lock that had not ended when it began."""
     for beliefs_of_name in _by_lock(beliefs(history, grace)).values():
         inside: list[Belief] = []
         for belief in sorted(beliefs_of_name, key=attrgetter("start")):
             inside = [other for other in inside if other.end > belief.start]
-            others = [other for other in inside if _exclude(other.hold, belief.hold)]
-            used = sum(other.hold.permits for other in inside) + belief.hold.permits
-            room = (capacity or {}).get(belief.hold.name, 1)
-            if belief.hold.mode == "permits" and used > room:
-                found.append(
-                    f"exclusion: {belief.hold} makes {used} of {room} permits at {_at(history, belief.start)}"
-                )
-            found += [
-                f"exclusion: {other.hold} and {belief.hold} at {_at(history, belief.start)}"
-                for other in others
-            ]
+            yield belief, inside
             inside.append(belief)
-    return found
 
 
 # 2. Tokens
@@ -99,7 +143,7 @@ def tokens(history: History, *, grace: float = GRACE) -> list[str]:
         seen: dict[int, Hold] = {}
         before = _Highest(finished)
         for hold in by_call:
-            twin = seen.setdefault(hold.token, hold)
+            twin = seen.setdefault(_token(hold), hold)
             if twin is not hold and not nested(twin, hold):
                 found.append(f"tokens: {twin} and {hold} share a token")
             found += _risen(before.until(hold.call), hold)
@@ -118,20 +162,26 @@ class _Highest:
     """The hold with the highest token among those that had returned by some time, asked in the order of time."""
 
     def __init__(self, holds: list[Hold]) -> None:
-        self._holds, self._at, self._top = holds, 0, None
+        self._holds, self._at = holds, 0
+        self._top: Hold | None = None
 
     def until(self, time: float) -> Hold | None:
         while self._at < len(self._holds) and self._holds[self._at].ret < time:
-            if self._top is None or self._holds[self._at].token > self._top.token:
+            if self._top is None or _token(self._holds[self._at]) > _token(self._top):
                 self._top = self._holds[self._at]
             self._at += 1
         return self._top
 
 
+def _token(hold: Hold) -> int:
+    """Return the token of a hold that has one."""
+    return hold.token or 0
+
+
 def _risen(earlier: Hold | None, hold: Hold) -> list[str]:
     if (
         earlier is None
-        or hold.token > earlier.token
+        or _token(hold) > _token(earlier)
         or (hold.token == earlier.token and nested(earlier, hold))
     ):
         return []
@@ -142,7 +192,7 @@ def _risen(earlier: Hold | None, hold: Hold) -> list[str]:
 
 
 def told(history: History, *, grace: float = GRACE) -> list[str]:
-    """Whoever lost a hold was told before anybody else got it (if it was stopped then: on waking), and did not act on it any more."""
+    """Return losses that were told after the next grant (to a process that was stopped: after its waking), or acted on later."""
     found = []
     for hold, successor in _losses(history):
         if successor and hold.lost > _awake(history, hold.process, successor.ret, grace):
@@ -156,7 +206,7 @@ def told(history: History, *, grace: float = GRACE) -> list[str]:
 
 
 def margins(history: History) -> list[float]:
-    """Seconds between a loss told to a process that was not stopped meanwhile, and the next grant to somebody else."""
+    """Return the seconds between each loss told to a process that was not stopped meanwhile, and the next grant to another."""
     return [
         (successor.ret - hold.lost) / 1e9
         for hold, successor in _losses(history)
@@ -224,7 +274,7 @@ def progress(
     bound: float,
     slowness: Callable[[Window, set[str]], float] = lambda _window, _waiting: 1.0,
 ) -> list[str]:
-    """No healthy time longer than `bound` seconds in which somebody awake waits for a lock that nobody holds.
+    """Return healthy times longer than `bound` seconds in which a process that runs waits for a lock that has no holder.
 
     Where holders are killed, `bound` is the ttl and a little. `slowness` tells how much longer it is in a window, for the processes
     that wait in it.
@@ -288,12 +338,12 @@ class Op(NamedTuple):
 
 
 def operations(history: History, name: str) -> list[Op]:
-    """What the search needs to know of one name. A hold may end at the server from its loss, or from any stop or death, on."""
+    """Return the operations on one name. A hold may end at the server from its loss, or from any stop or death, on."""
     ops = [Op(ask.call, ask.ret, "ask", result=ask.locked) for ask in history.questions if ask.name == name]
     for hold in history.attempts:
         if hold.name != name:
             continue
-        what = {"owner": hold.owner, "mode": hold.mode, "permits": hold.permits}
+        what: dict[str, Any] = {"owner": hold.owner, "mode": hold.mode, "permits": hold.permits}
         certain = hold.result != "info"
         ops.append(
             Op(
@@ -382,7 +432,9 @@ class _Entry:
 
     def __init__(self, op: Op | None = None, bit: int = 0) -> None:
         self.op, self.bit = op, bit
-        self.before = self.after = self.answer = None
+        self.before = self
+        self.after: _Entry | None = None
+        self.answer: _Entry | None = None
 
     def lift(self) -> None:
         for entry in filter(None, (self, self.answer)):
@@ -413,7 +465,8 @@ def _listed(ops: list[Op]) -> _Entry:
 
 def linearizable(ops: list[Op], model: Model) -> list[str]:
     """Look for one order of the operations, within their times, in which a single correct lock gives all their answers."""
-    head, state, done = _listed(ops), (0, ()), 0
+    head, done = _listed(ops), 0
+    state: State = (0, ())
     chosen: list[tuple[_Entry, State]] = []
     best: list[_Entry] = []
     seen: set[tuple[int, State]] = set()
@@ -428,7 +481,7 @@ def linearizable(ops: list[Op], model: Model) -> list[str]:
             entry = head.after
         elif entry.op is not None:
             entry = entry.after
-        else:  # somebody returned whose operation has no place in this order
+        else:  # an operation that has returned has no position in this order
             if len(chosen) > len(best):
                 best = [each for each, _ in chosen]
             if not chosen:
@@ -441,8 +494,8 @@ def linearizable(ops: list[Op], model: Model) -> list[str]:
 
 
 def _unexplained(ops: list[Op], best: list[_Entry]) -> str:
-    placed = sum(entry.bit for entry in best)
-    left = [op for number, op in enumerate(ops) if op.ret < NEVER and not placed >> number & 1]
+    chosen = sum(entry.bit for entry in best)
+    left = [op for number, op in enumerate(ops) if op.ret < NEVER and not chosen >> number & 1]
     return f"search: no order explains {min(left, key=attrgetter('ret'))} after {[entry.op for entry in best[-3:]]}"
 
 
@@ -476,16 +529,16 @@ def without(whole: Window, windows: list[Window]) -> list[Window]:
     return [*parts, (start, end)] if start < end else parts
 
 
-def _by_lock(items: Iterable) -> dict[tuple[str, str], list]:
-    locks = defaultdict(list)
+def _by_lock(items: Iterable[T]) -> dict[tuple[str, str], list[T]]:
+    locks: dict[tuple[str, str], list[T]] = defaultdict(list)
     for item in items:
-        hold = item.hold if isinstance(item, Belief) else item
+        hold: Hold = item.hold if isinstance(item, Belief) else item
         locks[hold.name, FAMILIES[hold.mode]].append(item)
     return locks
 
 
 def nested(outer: Hold, inner: Hold) -> bool:
-    """Whether they may be levels of one hold."""
+    """Return whether they may be levels of one hold."""
     return outer.mode == inner.mode == "reentrant" and outer.owner == inner.owner
 
 

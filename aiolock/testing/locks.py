@@ -12,15 +12,27 @@ from typing import Any
 
 import aiolock
 
+__all__ = [
+    "FAMILIES",
+    "KINDS",
+    "LIMIT",
+    "Wish",
+    "all_can_be_had",
+    "capacity",
+    "kind_of",
+    "name_locks",
+    "wish",
+]
+
 LIMIT = 3
-"""How many permits every semaphore has."""
+"""The permits of every semaphore."""
 MODES = {
     "mutex": ("mutex",),
     "reentrant": ("reentrant",),
     "read-write": ("read", "read", "write"),
     "permits": ("permits",),
 }
-"""What a wish for a lock of a kind may be, as often as it stands there."""
+"""The modes of a wish for a lock of each kind, as often as they are to be drawn."""
 KINDS = tuple(MODES)
 FAMILIES = {"mutex": "lock", "reentrant": "lock", "read-write": "rw", "permits": "sem"}
 
@@ -35,7 +47,7 @@ class Wish:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else is inside: who is may write to what the lock protects."""
+        """Return whether no other is inside, so that the holder may write to the resource."""
         return self.mode not in {"read", "permits"}
 
     def lock(self, client: aiolock.Client, **options: Any) -> aiolock.Lock:
@@ -45,9 +57,12 @@ class Wish:
         if self.mode == "reentrant":
             return client.reentrant_lock(self.name, **options)
         if self.mode == "mutex":
-            return client.lock(self.name, **options)
+            mutex: aiolock.Lock = client.lock(self.name, **options)
+            return mutex
         pair = client.rwlock(self.name)
-        return pair.read(**options) if self.mode == "read" else pair.write(**options)
+        if self.mode == "read":
+            return pair.read(**options)
+        return pair.write(**options)
 
     async def ask(self, lock: aiolock.Lock, *, once: bool) -> aiolock.Lease | None:
         """Acquire it as it says, or try to."""
@@ -64,31 +79,31 @@ def name_locks(count: int, kinds: Sequence[str]) -> list[str]:
 
 
 def kind_of(name: str) -> str:
-    """What its name says."""
+    """Return the kind that a name says."""
     return name.partition(" ")[0]
 
 
 def wish(rng: random.Random, name: str) -> Wish:
-    """What somebody wants of the lock of that name."""
+    """Draw a wish for the lock of that name."""
     mode = rng.choice(MODES[kind_of(name)])
     return Wish(name, mode, rng.randint(1, LIMIT) if mode == "permits" else 1)
 
 
 def capacity(names: Iterable[str]) -> dict[str, int]:
-    """How many permits there are, where there are any."""
+    """Return the permits of the semaphores, by name."""
     return {name: LIMIT for name in names if kind_of(name) == "permits"}
 
 
 async def all_can_be_had(client: aiolock.Client, names: Iterable[str], timeout: float) -> list[str]:
-    """Have each of them alone, as at the end of a run everybody can; who could not."""
+    """Have each lock alone, as is possible at the end of a run; return a sentence about each that could not be had."""
     found = []
     for name in names:
         mode = MODES[kind_of(name)][-1]
         whole = Wish(name, mode, LIMIT if mode == "permits" else 1)
         try:
             lease = await whole.ask(whole.lock(client, timeout=timeout), once=False)
-            assert lease is not None
-            await lease.release()
+            if lease is not None:
+                await lease.release()
         except aiolock.LockError as error:
             found.append(f"hygiene: {name!r} cannot be had at the end: {error!r}")
     return found

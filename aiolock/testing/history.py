@@ -1,11 +1,11 @@
-"""What every process did and when: one append-only file per process, merged into one history.
+"""A history: the events of all processes with their times, from one append-only file per process.
 
-A line is one event and one `os.write`, so whatever a killed process did before its death is in its file. Times are `time.monotonic_ns()`,
-which all processes of one machine share (not across time namespaces). To be fair to a holder, whoever hurts it stamps `stop` and `kill`
+A line is one event and one `os.write`, so all that a killed process did before its death is in its file. Times are `time.monotonic_ns()`,
+which all processes of one machine share (not across time namespaces). To be fair to a holder, a program that hurts it stamps `stop` and `kill`
 before the signal and `cont` after it; `down` comes before a server is hurt and `up` after it was healed; `broken` comes before
 a connection of a process is ended by others.
 
-Answers have three values. `acquired` and `released` mean yes. `refused` means a definite no (`try_acquire` gave None): somebody else must
+Answers have three values. `acquired` and `released` mean yes. `refused` means a definite no (`try_acquire` gave None): another must
 have held the lock. Everything else, a timeout, a cancellation or a lost connection, is `unknown`: it may have happened.
 """
 
@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+__all__ = ["NEVER", "TICK", "Event", "History", "Hold", "Question", "Recorder", "Window", "load"]
 
 Event = dict[str, Any]
 NEVER = math.inf
@@ -229,7 +231,7 @@ class History:
         match event["kind"]:
             case "acquire":
                 fields = ("id", "name", "process", "task", "owner", "mode", "permits", "timeout")
-                known[event["id"]] = hold = Hold(*(event[each] for each in fields), call=t)
+                known[event["id"]] = hold = Hold(**{each: event[each] for each in fields}, call=t)
                 self.attempts.append(hold)
             case "acquire.ret":
                 hold = known[event["id"]]
