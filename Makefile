@@ -11,7 +11,7 @@ REAL = $(filter-out %-standin,$(SERVERS))
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13 3.14
 # Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock
-MATRIX ?= pythons oldest newest mysql9.7 mariadb11.8 postgresql15 model gate
+MATRIX ?= pythons oldest newest mysql9.7 mariadb11.8 postgresql15 model interop gate
 # More arguments for pytest
 PYTEST_ARGS ?=
 # What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help check demo demo-flash-sale test mongodb coverage test-under-load lint types pythons oldest newest matrix docs bench scoreboard servers clean distclean
+.PHONY: help check demo demo-flash-sale test mongodb coverage test-under-load lint types pythons oldest newest matrix interop docs bench scoreboard servers clean distclean
 
 # Prints the comments that begin with `##`
 help:
@@ -87,6 +87,10 @@ oldest newest: .venv-arq/arq.stamp servers
 # SERVERS is what the other Pythons are tested with, MATRIX says what is tested
 matrix: .venv/dev.stamp .venv/bench.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(REAL)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
+
+## make interop           locks that are shared with real libraries of Go: needs Go, or INTEROP_WITHOUT=go (2 min)
+interop: .venv/dev.stamp servers
+	$(RUN) -m tests.interop
 
 ## make docs              the documentation, in build/docs, without dead links (1 min)
 docs: .venv/docs.stamp

@@ -570,7 +570,7 @@ class Client:
 
         A run counts if it returns, or raises an exception under ``"keep"``. A run that is cancelled or loses its lock does not,
         nor does that of a worker that died. The decorated function returns the result of the job, or ``None`` if it was
-        skipped: another worker has it, or began a run that counts within ``at_least``. May be used before the client is opened;
+        skipped (which :meth:`on_skipped` reports): another worker has it, or began a run that counts within ``at_least``. May be used before the client is opened;
         calling the function then is :class:`RuntimeError`, and :class:`UnsupportedKind` on servers that cannot keep a lock for
         ``at_least``. Cancelling it cancels the job and releases the lock.
 

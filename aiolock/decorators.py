@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from aiolock.core.hooks import Moment
 from aiolock.core.logs import Log, get_logger
+from aiolock.core.present import named
 from aiolock.core.runtime import Generations, Runtime
 from aiolock.errors import ConfigError, LockLost, UnsupportedKind, name_of, shorten
 from aiolock.lease import hold_of
@@ -230,12 +231,15 @@ async def _report_skip(runtime: Runtime, lock: Lock, template: str) -> None:
                 "the holder of %s is not known: %s", shorten(lock.name), error, extra={"lock": lock.name}
             )
     event = SkipEvent.of(lock.name, template, info)
-    who = event.holder.label if event.holder else event.kept.last_holder if event.kept else ""
+    one = event.holder or event.kept
+    who = named(one) if one else ""
     known = {"holder": who, "until": event.until.isoformat(timespec="milliseconds")} if event.until else {}
     log.debug(
         "skipped %s%s",
         shorten(event.name),
-        f", {'held' if event.holder else 'kept'} by {shorten(who)} until {known['until']}" if known else "",
+        f", {'held' if event.holder else 'kept'}{f' by {shorten(who)}' * bool(who)} until {known['until']}"
+        if known
+        else "",
         extra={"lock": event.name, "template": template, **known},
     )
     runtime.hooks.call(Moment.SKIPPED, event)

@@ -86,8 +86,14 @@ class HoldState:
 
     @property
     def token(self) -> int:
-        """The fencing token: greater than that of every earlier grant of this name."""
-        return self._hold.token
+        """The fencing token: greater than that of every earlier grant of this name.
+
+        Raises :class:`UnsupportedKind` where there is none: for a lock in the format of another library.
+        """
+        token = self._hold.token
+        if not token:
+            raise self._hold.no_token()
+        return token
 
     @property
     def ttl(self) -> float:
@@ -388,7 +394,7 @@ class Lease(HoldState):
             state = "released"
         else:
             state = f"{self.remaining():.3f} s"
-        return f"<Lease {shorten(self.name)} {self.kind} token={self.token} {state}>"
+        return f"<Lease {shorten(self.name)} {self.kind} token={hold.token or '-'} {state}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a lease cannot be copied or pickled: it is one hold of one process")

@@ -317,7 +317,8 @@ class Lock(NamedLock):
 
     def _in_vain(self, timeout: float | None) -> NoReturn:
         self._runtime.stats.timeouts_by_template.count(self._options.template)
-        raise AcquireTimeout(self._request.name, timeout or 0.0)
+        request = self._request
+        raise AcquireTimeout(request.name, timeout or 0.0, self._runtime.backend.obstacle(request))
 
     def _enter(self, hold: Hold, *, cancel: bool) -> Lease:
         """Begin the block of the running task; return its lease."""

@@ -76,7 +76,9 @@ def _trace(client: Client | SyncClient, provider: TracerProvider | None) -> None
     def record(name: str, seconds: float, event: LockEvent) -> None:
         # The parent is that of the acquire: every callback runs in its context.
         now = time_ns()
-        attributes = {**_labels(event), "aiolock.name": event.name, "aiolock.token": event.token}
+        attributes = {**_labels(event), "aiolock.name": event.name}
+        if event.token:
+            attributes["aiolock.token"] = event.token
         span = tracer.start_span(name, start_time=now - int(seconds * 1e9), attributes=attributes)
         if event.reason is not None:
             span.set_attribute("aiolock.reason", event.reason)

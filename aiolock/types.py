@@ -144,7 +144,7 @@ class LockEvent:
     template: str
     """The name before it was filled in, such as ``order:{order_id}``: of locks that a decorator or a route made. Else empty."""
     token: int
-    """The fencing token of the lease."""
+    """The fencing token of the lease; 0 if it has none, as where locks are in the format of another library."""
     waited: float
     """Seconds from the request to the grant."""
     held: float = 0.0
@@ -169,9 +169,11 @@ class Holder:
     label: str
     """The ``label=`` of the lock, else of the client; empty if neither has one."""
     token: int
+    """The first fencing token of the hold; 0 if it has none, as where locks are in the format of another library."""
     since: datetime
+    """The time of the grant; that of the inspection where it is not known."""
     remaining: float
-    """Seconds until the server drops the hold if it is not renewed."""
+    """Seconds until the server drops the hold if it is not renewed; infinite for a client of another library that set no end."""
     permits: int = 1
     mode: str = "mutex"
     tokens: int = 1

@@ -34,6 +34,7 @@ PAGES = [
         "docs/topics/methods.md",
         "docs/how-to/choose-a-backend.md",
         "docs/internals/benchmarks.md",
+        "docs/backends/redis.md",
     )
 ]
 

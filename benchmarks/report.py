@@ -36,6 +36,7 @@ __all__ = [
 
 PACKAGES = {
     "redis": ("redis", "hiredis", "coredis", "uvloop"),
+    "replicas": ("redis", "hiredis"),
     "zookeeper": ("aiozk", "kazoo"),
     "mysql": ("aiomysql", "PyMySQL"),
     "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2"),
@@ -69,7 +70,7 @@ def _servers(suites: Sequence[str]) -> list[str]:
     """What the servers say of themselves, and the peers in other languages."""
     found = []
     asked = set(suites)
-    if asked & {"redis", "compare", "kinds", "methods"}:
+    if asked & {"redis", "replicas", "compare", "kinds", "methods"}:
         redis = program("redis-server", package="redis-server", server="redis")
         found.append(subprocess.check_output([redis, "--version"], text=True).split(" sha=")[0])
     if asked & {"zookeeper", "compare", "kinds", "methods"}:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from benchmarks.calm import Calm
 from benchmarks.contestants.files import make_table
 from benchmarks.contestants.postgresql import TABLE
-from benchmarks.scenarios import compare, kinds, methods, mysql, redis, rows, zookeeper
+from benchmarks.scenarios import compare, kinds, methods, mysql, redis, replicas, rows, zookeeper
 from benchmarks.scenarios.context import (
     Context,
     EtcdContext,
@@ -156,6 +156,22 @@ def _kinds(options: Options) -> Iterator[Fleet]:
         yield Fleet(members, redis)
 
 
+@contextmanager
+def _replicas(options: Options) -> Iterator[Fleet]:
+    at_once = "--repl-diskless-sync-delay", "0"
+    with Redis(extra=at_once) as primary, Redis(extra=at_once) as replica, Workers() as workers:
+        replica.follow(primary)
+        context = options.context(RedisContext, primary, workers)
+        context.prepare()
+        yield Fleet(
+            {
+                replicas.WITHOUT: Member("aiolock", context),
+                replicas.WITH: Member("aiolock", context, "?replicas=1"),
+            },
+            context,
+        )
+
+
 SHOPS: Mapping[str, Callable[[], Any]] = {
     "redis": Redis,
     "mysql": durable_mariadb,
@@ -191,4 +207,5 @@ SUITES = {
     "memcached": Suite(rows.MEMCACHED, _one(Memcached, MemcachedContext)),
     "etcd": Suite(rows.ETCD, _one(Etcd, EtcdContext)),
     "methods": Suite(methods.SCENARIOS, _methods),
+    "replicas": Suite(replicas.SCENARIOS, _replicas),
 }

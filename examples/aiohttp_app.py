@@ -48,7 +48,7 @@ async def look(request: web.Request) -> web.Response:
     """Needs no lock; says who has it."""
     order = int(request.match_info["order_id"])
     info = await request.config_dict[CLIENT].lock(f"order:{order}").inspect()
-    at_work = [holder.label for holder in info.holders]
+    at_work = [holder.host for holder in info.holders]
     return web.json_response({"paid": order in request.app[PAID], "at work": at_work})
 
 

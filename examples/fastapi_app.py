@@ -65,4 +65,4 @@ async def pay(order_id: int, lease: OrderLease) -> dict[str, int]:
 async def look(order_id: int, locks: LockClient) -> dict[str, object]:
     """Show the holders of the lock, without taking it."""
     info = await locks.lock(f"order:{order_id}").inspect()
-    return {"paid": order_id in paid, "at work": [holder.label for holder in info.holders]}
+    return {"paid": order_id in paid, "at work": [holder.host for holder in info.holders]}

@@ -7,6 +7,7 @@
 #               downloaded unless it is there (tests/sid.sh)
 # postgresql15  the contract and all tests of the PostgreSQL backend on Debian's version 15, which is installed by apt
 # model         python -m tests.model redis, with longer bounds than `make test` has
+# interop       python -m tests.interop: locks that are shared with real libraries of Go
 # gate          python -m benchmarks --gate
 #
 # Every part runs, also after one has failed; the last lines say what passed in each and how long it took.
@@ -21,7 +22,7 @@ count() { # TITLE COMMAND...
     output=$(mktemp)
     echo "== $title"
     "$@" 2>&1 | tee "$output" || status=1
-    counted=$(sed 's/\x1b\[[0-9;]*m//g' "$output" | grep -E '[0-9]+ (passed|failed|error)|^Other Pythons|^gate: |unexpected results' | tail -n 1)
+    counted=$(sed 's/\x1b\[[0-9;]*m//g' "$output" | grep -E '[0-9]+ (passed|failed|error)|^Other Pythons|^gate: |^interop: |unexpected results' | tail -n 1)
     counts+=("$title: ${counted:-no test ran} [$((SECONDS - started)) s]")
     rm -f "$output"
 }
@@ -47,7 +48,11 @@ for part in "$@"; do
             continue
             ;;
         model)
-            count "model of the Redis hand-off" "$python" -m tests.model redis --states 400000 --seconds 12
+            count "model of the Redis hand-off" "$python" -m tests.model redis dialects --states 400000 --seconds 12
+            continue
+            ;;
+        interop)
+            count "libraries of other languages" "$python" -m tests.interop
             continue
             ;;
         gate)

@@ -19,15 +19,14 @@ __all__ = ["from_url", "from_urls", "redact"]
 
 class _Entry(NamedTuple):
     path: str
-    """The class, as ``module:class``."""
+    """The class, or a function that returns its instance, as ``module:name``."""
     extra: str = ""
     """The extra of the package that installs its driver."""
     independent: bool = False
     """True if several such servers can form a quorum: each decides alone."""
 
 
-_REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", independent=True)
-_CLUSTER = _Entry("aiolock.backends.redis.cluster.backend:ClusterBackend", "redis")
+_REDIS = _Entry("aiolock.backends.redis.dialects:backend_of", "redis", independent=True)
 _POSTGRESQL = _Entry("aiolock.backends.postgresql:PostgreSQLBackend", "postgresql")
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 _MEMCACHED = _Entry("aiolock.backends.memcached:MemcachedBackend")
@@ -40,8 +39,8 @@ SCHEMES = {
     "rediss": _REDIS,
     "redis+sentinel": _REDIS._replace(independent=False),
     "rediss+sentinel": _REDIS._replace(independent=False),
-    "redis+cluster": _CLUSTER,
-    "rediss+cluster": _CLUSTER,
+    "redis+cluster": _REDIS._replace(independent=False),
+    "rediss+cluster": _REDIS._replace(independent=False),
     "unix": _REDIS,
     "mysql": _MYSQL,
     "sqlite": _Entry("aiolock.backends.sqlite:SqliteBackend"),
@@ -127,6 +126,11 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
     if len(set(servers)) < len(servers):
         raise ConfigError("a quorum is made of independent servers: one of these is named twice")
     backends = [from_url(url, options) for _, url in sorted(zip(servers, urls, strict=True))]
+    if dialect := next((backend.dialect for backend in backends if backend.dialect), None):
+        raise ConfigError(
+            f"dialect={dialect} is for one server: other libraries that lock on several need not meet a lock on a majority of "
+            "these; give one address, or leave the dialect away"
+        )
     cls = _load(_QUORUM)
     quorum: Backend = cls(backends)
     return quorum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -51,9 +52,9 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
                 "label": holder.label,
                 "host": holder.host,
                 "pid": holder.pid,
-                "token": holder.token,
+                "token": holder.token or None,
                 "since": holder.since.isoformat(),
-                "remaining": round(holder.remaining, 3),
+                "remaining": None if holder.remaining == math.inf else round(holder.remaining, 3),
                 "mode": holder.mode,
                 "permits": holder.permits,
                 "local_waiters": holder.local_waiters,
@@ -89,7 +90,7 @@ def row(info: LockInfo) -> tuple[str, ...]:
         name,
         kind,
         holder_of(info),
-        str(first.token),
+        str(first.token or "-"),
         seconds(age(first)),
         seconds(first.remaining),
         waiting,
@@ -178,9 +179,10 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
     lines = [f"{output.style(clean(info.name), 'bold')}  {_kind(info)}"]
     for holder in info.holders:
         what = f"{holder.permits} permits, " if holder.permits > 1 else ""
+        ends = "never" if holder.remaining == math.inf else f"in {seconds(holder.remaining)}"
         lines.append(
-            f"  held by {clean(named(holder))} ({what}token {holder.token}) for {seconds(age(holder))}, "
-            f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}; "
+            f"  held by {clean(named(holder))} ({what}token {holder.token or '-'}) for {seconds(age(holder))}, "
+            f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends {ends}; "
             f"waiting in its process: {'-' if holder.local_waiters is None else holder.local_waiters}"
         )
     for kept in info.kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 import unicodedata
@@ -143,8 +144,10 @@ def lay_out(
 
 
 def seconds(value: float) -> str:
-    """Format a duration: ``0.4 s``, ``12 s``, ``3 m 05 s``, ``2 h 10 m``, ``3 d 4 h``."""
+    """Format a duration: ``0.4 s``, ``12 s``, ``3 m 05 s``, ``2 h 10 m``, ``3 d 4 h``; ``never`` without an end."""
     value = max(0.0, value)
+    if value == math.inf:
+        return "never"
     if value < 9.95:
         return f"{value:.1f} s"
     whole = round(value)

@@ -99,7 +99,7 @@ def _event(what: str, key: tuple[str, str], holder: Holder, now: LockInfo | None
         "label": holder.label,
         "host": holder.host,
         "pid": holder.pid,
-        "token": holder.token,
+        "token": holder.token or None,
         "mode": holder.mode,
         "permits": holder.permits,
         "since": holder.since.isoformat(),

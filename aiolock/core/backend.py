@@ -94,7 +94,7 @@ class Grant:
     """A grant of the server."""
 
     token: int
-    """The first fencing token of this grant."""
+    """The first fencing token of this grant; 0 where the server gives none."""
     count: int
     """The number of tokens, counted up from ``token``, that the client may give out."""
     until: float
@@ -329,6 +329,9 @@ class Backend(ABC):
     capabilities: frozenset[str] = frozenset()
     """The capabilities of this deployment, as in ``require=``; complete after ``open``."""
 
+    dialect: str = ""
+    """The format of other libraries in which locks are written, which then have no fencing tokens; empty for the library's own."""
+
     concurrency: int = 4096
     """Limit of first attempts of a client under way; others wait in the client."""
 
@@ -385,6 +388,10 @@ class Backend(ABC):
 
         Cancelling it may leave some open, for another call.
         """
+
+    def obstacle(self, request: Request) -> str:  # noqa: ARG002 - for backends that know one
+        """Return what else is to be said of a lock that was not free in time; nothing, if nothing is known."""
+        return ""
 
     @abstractmethod
     def claim(self, request: Request) -> Claim:

@@ -18,7 +18,7 @@ from aiolock.core.hooks import Observed
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import OpeningState, Runtime
-from aiolock.errors import LockLost, LossReason, shorten
+from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.types import READ, Kind, LockEvent
 from aiolock.validation import OnLoss
 
@@ -139,6 +139,15 @@ class Hold:
     def name(self) -> str:
         """The name of the lock."""
         return self.validity.claim.request.name
+
+    def no_token(self) -> UnsupportedKind:
+        """Return the error for a hold that has no fencing token."""
+        backend = self.parent.runtime.backend.name
+        return UnsupportedKind(
+            "fencing tokens",
+            backend,
+            "other libraries take no numbers; fence by something in the data themselves",
+        )
 
     @property
     def kind(self) -> Kind:
@@ -422,10 +431,10 @@ class Hold:
         stats.lost += 1
         stats.losses[reason] += 1
         log.warning(
-            "lost %s (%s), token %d",
+            "lost %s (%s), token %s",
             shorten(self.name),
             reason,
-            self.token,
+            self.token or "-",
             extra={"lock": self.name, "kind": str(self.kind), "reason": reason, "token": self.token},
         )
 

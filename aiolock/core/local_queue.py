@@ -580,7 +580,8 @@ class LocalQueue:
         if options.max_hold is not None or validity.limit != _NEVER:
             runtime.scheduler.limit(validity, _NEVER if options.max_hold is None else now + options.max_hold)
         token = validity.token
-        validity.token = token + 1
+        if token:
+            validity.token = token + 1
         validity.left -= 1
         self._hold = hold = Hold(self, validity, options.on_loss, token)
         runtime.stats.acquired += 1

@@ -113,5 +113,5 @@ async def test_a_server_that_cannot_say_who_holds_changes_no_status():
 
     looking = command._Run.__new__(command._Run)
     looking._lock, looking._limit, looking._seen = Silent(), 1.0, ""
-    await looking._look()
+    await looking._ask_holder()
     assert looking._seen == ""

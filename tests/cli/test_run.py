@@ -131,7 +131,7 @@ def test_how_it_goes_as_json(shell):
     status, out, err = shell.run("run", "--json", "-n", "x", "true")
     trouble = json.loads(err)
     assert (status, out, trouble["error"], trouble["status"]) == (1, "", "AcquireTimeout", 1)
-    assert trouble["message"].startswith("lock 'x' was not free; wait longer with -w")
+    assert trouble["message"].startswith("lock 'x' was not free: it is held by ")
     assert (
         "was not free within 0.2 s"
         in json.loads(shell.run("run", "--json", "-w0.2", "x", "true")[2])["message"]

@@ -171,7 +171,7 @@ def test_waiting_shows_the_place_the_holder_and_for_how_long(shell):
     )
     assert holder.line() == "in"
     screen = shell.screen("run", "x", "--", "echo", "mine")
-    screen.until(r"waiting for 'x' for \d+\.\d s, position 1 of 1; held by night job for \d+")
+    screen.until(r"waiting for 'x' for \d+\.\d s, position 1 of 1; held by night job at \S+ for \d+")
     holder.end("\n")
     screen.until("mine")
     assert screen.end()[0] == 0
@@ -210,10 +210,10 @@ def test_the_live_table(shell):
     )
     screen.until("1 held")
     screen.until("night job")
-    screen.resize(40, 4)
+    screen.resize(60, 4)
     os.kill(screen.pid, signal.SIGWINCH)
     # Too narrow for all of it: what people look for stays.
-    screen.until(r"NAME  KIND  HOLDER +HELD  WAITING.*x +lock  night job +")
+    screen.until(r"NAME  KIND  HOLDER +HELD  WAITING.*x +lock  night job at \S+ +")
     assert holder.line() == "in"
     holder.end("\n")
     screen.until("0 held")

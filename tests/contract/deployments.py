@@ -72,9 +72,10 @@ KINDS = frozenset(
         "extension",
         "values",
         "tokens",
+        "elections",
     }
 )
-"""What a backend may have beside the mutex: kinds of holds, a write hold that becomes one for reading, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
+"""What a backend may have beside the mutex: kinds of holds, a write hold that becomes one for reading, registers (latch, barrier), elections, requests to let go, a list, another life of a hold, values of campaigns; and whether
 the server knows the token of a holder."""
 
 
@@ -100,6 +101,8 @@ class Deployment(ABC):
     """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
     shows: ClassVar[bool] = True
     """Whether the server knows the labels and tokens of holders."""
+    queues: ClassVar[bool] = True
+    """Whether waiters of several clients have an order, in which `inspect` shows them."""
     tells: ClassVar[bool] = True
     """Whether the server knows how much is left of a hold; without a clock, that is what it lasts at most."""
     forces: ClassVar[bool] = True
@@ -284,7 +287,7 @@ class MemoryQuorum(Memory):
     slow = 2.0
     many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "values"})
+    kinds = frozenset({"read-write", "requests", "names", "values", "elections"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -551,7 +554,7 @@ class RedisQuorum(Redis):
     reports = False
     external = False
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "values"})
+    kinds = frozenset({"read-write", "requests", "names", "values", "elections"})
     slow = 2.0
     many = 2_000
 
@@ -643,6 +646,42 @@ class Detoured(ClusterBackend):
 
     def __init__(self, url: str, ways: dict[int, int]) -> None:
         BaseBackend.__init__(self, _DetouredServer(url, ways))
+
+
+class RedisPlain(Redis):
+    """The same with locks in the format of redis-py and others, where a poll finds what is free."""
+
+    name = "redis-plain"
+    # What does not depend on how a server decides is the same elsewhere; see WHOLE.
+    part = frozenset(
+        {
+            "test_answers",
+            "test_exclusion",
+            "test_inspection",
+            "test_kinds",
+            "test_late_requests",
+            "test_names",
+            "test_outages",
+            "test_queueing",
+            "test_refusals",
+            "test_releases",
+            "test_sent",
+            "test_sweep",
+        }
+    )
+    queues = False
+    promises = frozenset({"exclusion", "keep"})
+    kinds = frozenset({"names"})
+    reports = False
+    slow = 3.0
+    ttl = 3.0
+    reason = "revoked"
+
+    def make(self, **options: Any) -> Client:
+        # Other libraries know no namespaces.
+        return aiolock.connect(
+            self.found(), dialect="plain", prefix=f"{options.get('namespace', 'aiolock')}-", **options
+        )
 
 
 class RedisWithLeastRights(Redis):
@@ -884,7 +923,7 @@ class MariaDBSessions(MariaDB):
 
     name = f"{MariaDB.name}-session"
     refuses = False  # user locks need neither a table nor a right
-    kinds = frozenset()
+    kinds = frozenset({"elections"})
     promises = WORDS - {"fencing", "keep"}
     shows = False
     reports = False
@@ -1145,6 +1184,7 @@ _ALL: tuple[type[Deployment], ...] = (
     RedisReplicas,
     RedisQuorum,
     RedisCluster,
+    RedisPlain,
     Memcached,
     MemcachedServers,
     ZooKeeper,

@@ -618,7 +618,7 @@ async def _(stage):
     await gone(stage, stage.client.lock(names[1]))
 
 
-@primitive("campaign, behind a leader", "brief")
+@primitive("campaign, behind a leader", "elections", "brief")
 async def _(stage):
     term = await stage.rival.election(stage.name).campaign().acquire()
     election = stage.client.election(stage.name)
@@ -633,7 +633,7 @@ async def _(stage):
     await gone(stage, election.campaign())
 
 
-@primitive("campaign with a value, behind a leader", "tokens", "values", "brief")
+@primitive("campaign with a value, behind a leader", "elections", "tokens", "values", "brief")
 async def _(stage):
     term = await stage.rival.election(stage.name).campaign(value=b"first").acquire()
     election = stage.client.election(stage.name)
@@ -649,7 +649,7 @@ async def _(stage):
     await gone(stage, election.campaign())
 
 
-@primitive("observe, one change", "brief")
+@primitive("observe, one change", "elections", "brief")
 async def _(stage):
     election = stage.client.election(stage.name, ttl=0.3)
 

@@ -168,7 +168,7 @@ async def test_hundreds_of_tasks_wait_for_one_lock_in_order_and_at_the_cost_of_n
         assert not other.lost
         assert held_up < 0.25
         await other.release()
-    if act == "fair":
+    if act == "fair" and deployment.queues:
         assert served == list(range(count))
     info = await taken.inspect()
     assert not info.holders

@@ -18,6 +18,8 @@ VALUES = [
     random.Random(7).randbytes(256),
 ]
 
+NEEDS = "elections"
+
 
 async def test_every_client_reads_the_value_of_the_leader(deployment, client, rival):
     election = client.election("x")

@@ -10,7 +10,7 @@ from aiolock import LockLost
 from aiolock.clock import system_clock
 from tests.faults.staging import PATIENCE, queued, until
 
-NEEDS = "fencing"
+NEEDS = {"fencing", "elections"}
 """A term has a number, which the server knows."""
 
 

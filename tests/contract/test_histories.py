@@ -11,6 +11,7 @@ import pytest
 from aiolock import AcquireTimeout
 from aiolock.testing.checker import READ_WRITE, REENTRANT, Model, check, linearizable, operations, semaphore
 from aiolock.testing.history import Recorder, load
+from tests.faults.staging import shown_token
 
 NEEDS = {"read-write": "read-write", "permits": "semaphore"}
 LIMIT = 3
@@ -57,7 +58,7 @@ class Diary:
             except AcquireTimeout:
                 recorder.unknown(hold)
                 break
-            recorder.acquired(hold, lease.token)
+            recorder.acquired(hold, shown_token(lease) or next(TURN))
             stack.append((hold, lease))
             await asyncio.sleep(chance.choice([0, 0, 0.001]))
         for hold, lease in reversed(stack):
@@ -72,6 +73,9 @@ class Diary:
             await lease.release()
             recorder.released(hold)
 
+
+TURN = itertools.count(1)
+"""In the place of tokens where there are none: all of this is in one process."""
 
 KINDS: dict[str, tuple[Model, dict[str, int]]] = {
     "read-write": (READ_WRITE, {}),

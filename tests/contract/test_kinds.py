@@ -34,6 +34,10 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
     "requests": [lambda client: client.lock("x").request_release("please")],
     "names": [lambda client: client._runtime.backend.names("*")],
     "tokens": [lambda client: client.is_current("x", 1)],
+    "elections": [
+        lambda client: client.election("x").campaign().acquire(),
+        lambda client: client.election("x").campaign().try_acquire(),
+    ],
     "extension": [lambda client: extended(client)],
     "values": [lambda client: client.election("x").campaign(value=b"host:1").acquire()],
 }
@@ -101,8 +105,11 @@ async def test_the_list_has_what_is_held_or_waited_for(deployment, client, rival
 
 async def test_holds_of_every_kind_are_renewed_together(deployment, client, rival):
     ttl = deployment.lasting(0.5)
-    locks = [client.lock("x", ttl=ttl), client.election("x", ttl=ttl).campaign()]
-    others = [rival.lock("x"), rival.election("x").campaign()]
+    locks = [client.lock("x", ttl=ttl)]
+    others = [rival.lock("x")]
+    if "elections" in deployment.kinds:
+        locks += [client.election("x", ttl=ttl).campaign()]
+        others += [rival.election("x").campaign()]
     if "read-write" in deployment.kinds:
         locks += [client.rwlock("x").read(ttl=ttl), client.rwlock("y").write(ttl=ttl)]
         others += [rival.rwlock("x").write(), rival.rwlock("y").read()]

@@ -18,6 +18,8 @@ from tests.faults.staging import (
     nothing_remains,
     passes,
     queued,
+    rising,
+    token_of,
     until,
     waiting,
 )
@@ -25,7 +27,7 @@ from tests.faults.staging import (
 
 async def turn(lock, order: list, who) -> None:
     async with lock as lease:
-        order.append((who, lease.token))
+        order.append((who, token_of(lease)))
         await asyncio.sleep(0)
 
 
@@ -51,8 +53,8 @@ async def test_clients_are_served_in_the_order_of_their_arrival(deployment, clie
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*turns)
     assert [who for who, _ in order] == [0, 1, 2, 3, 4]
-    assert [token for _, token in order] == sorted({token for _, token in order})
-    assert all(token > holder.token for _, token in order)
+    assert rising([token for _, token in order])
+    assert all(token > token_of(holder) for _, token in order)
 
 
 async def test_fair_tasks_of_two_clients_are_served_strictly_in_order(deployment, client, rival):
@@ -70,7 +72,7 @@ async def test_fair_tasks_of_two_clients_are_served_strictly_in_order(deployment
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*turns)
     assert [who for who, _ in order] == list(range(8))
-    assert [token for _, token in order] == sorted({token for _, token in order})
+    assert rising([token for _, token in order])
 
 
 async def test_tasks_of_one_client_are_served_in_the_order_of_their_arrival(client):
@@ -85,7 +87,7 @@ async def test_tasks_of_one_client_are_served_in_the_order_of_their_arrival(clie
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*turns)
     assert [who for who, _ in order] == list(range(10))
-    assert [token for _, token in order] == sorted({token for _, token in order})
+    assert rising([token for _, token in order])
 
 
 async def test_local_passing_ends_when_others_wait(deployment, client, rival):
@@ -183,7 +185,7 @@ async def test_without_demand_the_lock_is_passed_on_without_asking_the_server(cl
             group.create_task(turn(lock, order, number))
     # Not all: a term that comes near its end, on a busy machine, is not passed on.
     assert client.stats()["passed"] >= 25
-    assert [token for _, token in order] == sorted({token for _, token in order})
+    assert rising([token for _, token in order])
 
 
 async def test_tokens_rise_over_every_way_to_end_a_hold(deployment, client, rival):
@@ -191,7 +193,7 @@ async def test_tokens_rise_over_every_way_to_end_a_hold(deployment, client, riva
     for end in ("release", "lose", "close", "pass on"):
         async with deployment.connect() as short_lived:
             lease = await short_lived.lock("x").acquire(timeout=PATIENCE)
-            tokens.append(lease.token)
+            tokens.append(token_of(lease))
             if end == "release":
                 await lease.release()
             elif end == "lose":
@@ -203,7 +205,7 @@ async def test_tokens_rise_over_every_way_to_end_a_hold(deployment, client, riva
                 tokens.append(await waiter)
         tokens.append(await gets_the_lock(rival, "x"))
         tokens.append(await gets_the_lock(client, "x"))
-    assert tokens == sorted(set(tokens))
+    assert rising(tokens)
 
 
 # --- giving up

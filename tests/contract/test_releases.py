@@ -31,6 +31,7 @@ NEEDS = {
     "downgraded": {"downgrade"},
     "permits": {"semaphore"},
     "keep": {"keep"},
+    "election": {"elections"},
 }
 
 acts = pytest.mark.parametrize("act", LOCKS)

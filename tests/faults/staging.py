@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
-from aiolock import AcquireTimeout, BackendUnavailable, Client, Lease, Lock
+import pytest
+
+from aiolock import AcquireTimeout, BackendUnavailable, Client, Lease, Lock, UnsupportedKind
 from aiolock.core.local_queue import QueueState
 from aiolock.errors import LossReason
 from tests.contract.deployments import Deployment
@@ -64,11 +67,46 @@ def verdict(lease: Lease, reason: LossReason = "expired") -> None:
     lease._hold.parent.runtime.scheduler.lose(lease._hold.validity, reason)
 
 
-async def gets_the_lock(client: Client, name: str) -> int:
+class NoToken:
+    """In the place of a token where the format of locks has none: it is neither too old nor known from before."""
+
+    def __gt__(self, _: object) -> bool:
+        return True
+
+    def __lt__(self, _: object) -> bool:
+        return True
+
+    def __eq__(self, _: object) -> bool:
+        return True
+
+    __hash__ = None
+
+
+def token_of(lease: Lease) -> Any:
+    """The token of a lease, which says so itself if there is none."""
+    if lease._hold.parent.runtime.backend.dialect:
+        with pytest.raises(UnsupportedKind):
+            _ = lease.token
+        return NoToken()
+    return lease.token
+
+
+def rising(tokens: Sequence[Any]) -> bool:
+    """Whether each of these tokens is greater than the one before."""
+    return all(one < other for one, other in pairwise(tokens))
+
+
+def shown_token(lease: Lease) -> int:
+    """The token of a lease as others see it, which is 0 if there is none."""
+    token = token_of(lease)
+    return 0 if isinstance(token, NoToken) else token
+
+
+async def gets_the_lock(client: Client, name: str) -> Any:
     """Another client gets the lock, and gives it back; its token."""
     lease = await client.lock(name).acquire(timeout=PATIENCE)
     await lease.release()
-    return lease.token
+    return token_of(lease)
 
 
 async def in_time(work: Callable[[], Awaitable[T]]) -> T:

@@ -1,4 +1,4 @@
-"""Explore the models: ``python -m tests.model [rows] [redis]``.
+"""Explore the models: ``python -m tests.model [rows] [redis] [dialects]``.
 
 First one rule is removed at a time, and each removal has to break a promise; then the design with all its rules, which must
 break none. Prints the states of each run. The exit status is 1 if a rule was not missed or a promise was broken."""
@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.model import redis_runs, runs
+from tests.model import dialects, redis_runs, runs
 from tests.model.explore import Run
 
-MODELS = {"rows": runs, "redis": redis_runs}
+MODELS = {"rows": runs, "redis": redis_runs, "dialects": dialects}
 
 
 def main() -> int:

@@ -323,6 +323,7 @@ REMOVALS = (
         "EXCLUSION",
         (2, 1),
         client=("after connecting",),
+        deep=True,
         faults={"split": 1, "slow": 1},
         slow=(COMMANDS, 0),
         ticks=0,

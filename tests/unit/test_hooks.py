@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -483,8 +485,11 @@ async def test_a_skip_is_logged_with_what_is_known(client, caplog):
             assert await job_of(client)("a", asyncio.Event()) is None
     [record] = caplog.records
     assert record.levelno == logging.DEBUG
-    assert record.aiolock_holder == "first"
-    assert record.getMessage() == f"skipped 'report:a', held by 'first' until {record.aiolock_until}"
+    assert re.fullmatch(rf"first at \S+:{os.getpid()}", record.aiolock_holder)
+    assert (
+        record.getMessage()
+        == f"skipped 'report:a', held by {record.aiolock_holder!r} until {record.aiolock_until}"
+    )
 
 
 async def test_a_holder_that_cannot_be_found_out_is_no_error(client, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from aiolock.backends.redis import admin
@@ -276,15 +276,17 @@ class BaseBackend(Administration, RegisterStore, Diagnosis, Generic[S]):
 
 
 class RedisBackend(BaseBackend[SingleServer]):
-    """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters."""
+    """One Redis or Valkey server, or the primary of a service; :class:`SingleServer` has the parameters, and ``make`` returns one in their place."""
 
     name = "Redis"
     renewal_limit = 100
     """The work of a round of renewals is spread over several calls."""
 
     @forgets_arguments
-    def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
-        super().__init__(SingleServer(url, client=client, **options))
+    def __init__(
+        self, url: str | None = None, *, make: Callable[[], SingleServer] | None = None, **options: Any
+    ) -> None:
+        super().__init__(SingleServer(url, **options) if make is None else make())
 
     def renewal_group(self, claim: Claim) -> Hashable:
         """Return the commands of the claim's family."""

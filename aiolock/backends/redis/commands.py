@@ -79,7 +79,7 @@ def _literal(*args: str | int) -> str:
 
 # --- scripts
 
-_INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- include ([\w/]+)\n", re.MULTILINE)
 _COMMENTS = re.compile(r"^ *--.*\n", re.MULTILINE)
 _sources: dict[bytes, bytes] = {}
 """By SHA-1, for :func:`as_eval`. Scripts are constants of the program, so this does not grow."""

@@ -14,7 +14,7 @@ from hiredis import ReplyError
 
 from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.redis import commands
-from aiolock.backends.redis.commands import PROBE, PUBLISH, Format
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Script
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.errors import from_reply
 from aiolock.backends.redis.pubsub import Subscriber
@@ -93,13 +93,13 @@ def assess(info: Mapping[str, str], *, pushed: bool, mute: bool = False, cluster
     )
 
 
-async def probe(call: Callable[..., Awaitable[Any]], key: str) -> dict[str, str]:
+async def probe(call: Callable[..., Awaitable[Any]], key: str, script: Script = PROBE) -> dict[str, str]:
     """Ask for INFO in one round trip, for :func:`assess`; empty if the account may not use it.
 
     Raises :class:`BackendRefused` if the account may not use on ``key`` a command that every lock needs.
     Cancelling it leaves nothing behind.
     """
-    rights = call("EVAL", PROBE.source, "1", key), call("EVALSHA", PROBE.sha, "1", key)
+    rights = call("EVAL", script.source, "1", key), call("EVALSHA", script.sha, "1", key)
     sections = [
         call("INFO", section) for section in ("server", "memory", "persistence", "replication", "cluster")
     ]
@@ -179,9 +179,9 @@ class Facts:
     cluster: bool = False
     """True if the server is addressed as a node of a cluster."""
     replicas: int = 0
-    """How many replicas have to confirm a grant."""
+    """The number of replicas that have to confirm a grant."""
     confirmed: int | None = None
-    """How many have confirmed a write; ``None`` if the server may not be asked."""
+    """The number of replicas that have confirmed a write; ``None`` if the server may not be asked."""
     ahead: float | None = None
     """Seconds by which the server's clock is ahead of the local one."""
     trips: list[float] = field(default_factory=list)
@@ -459,7 +459,12 @@ def _number(facts: Facts, name: str) -> int:
 
 
 async def examine(
-    endpoint: Endpoint, settings: Settings, key: str = "", *, cluster: bool = False
+    endpoint: Endpoint,
+    settings: Settings,
+    key: str = "",
+    *,
+    cluster: bool = False,
+    probe: Script = PROBE,
 ) -> list[Finding]:
     """Collect the facts within the command timeout, and judge them; ``key`` is that of the probe where the slot matters.
 
@@ -473,7 +478,7 @@ async def examine(
     try:
         async with asyncio.timeout(limit + GRACE):
             await connection.open()
-            facts = await _ask(connection, settings, key)
+            facts = await _ask(connection, settings, key, probe)
             facts.cluster = cluster
             if endpoint.replicas:
                 facts.replicas, facts.confirmed = endpoint.replicas, await _confirm(connection, key, limit)
@@ -487,8 +492,8 @@ async def examine(
     return judge(facts, settings.ttl)
 
 
-async def _ask(connection: Connection, settings: Settings, key: str) -> Facts:
-    rights = connection.call("EVAL", PROBE.source, "1", key)
+async def _ask(connection: Connection, settings: Settings, key: str, probe: Script) -> Facts:
+    rights = connection.call("EVAL", probe.source, "1", key)
     sections = ("server", "clients", "memory", "persistence", "replication", "cluster")
     asked = [connection.call("INFO", section) for section in sections]
     # One by one: an old server takes a single name.

@@ -58,7 +58,7 @@ class Subscriber(Transport):
         self._on_message = on_message
         self._channels = channels
         self._count = 0
-        """How many channels were asked for on this connection."""
+        """Number of channels that were asked for on this connection."""
         self._server = server
         self._asked = False
         """The next reply is about the server."""

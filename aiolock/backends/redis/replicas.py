@@ -3,7 +3,7 @@
 A primary answers before its replicas have what it has written, so a failover may forget what a client was told. With ``replicas=n`` a
 client believes an answer only when n replicas have confirmed it. ``WAIT`` tells how many have all that its own connection
 wrote before, and blocks that connection. So each primary has one more connection, for barriers: a small write, and ``WAIT``
-behind it. Replication is one order, and a barrier is sent after the answers that it covers, so whoever has its write has what
+behind it. Replication is one order, and a barrier is sent after the answers that it covers, so a replica that has its write has what
 they were about. One barrier is under way at a time; what is answered meanwhile joins the next one.
 
 The write and the answers have to be of one server: a name may come to mean another one, and the connection for barriers be
@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Unpack
 
 from redis.asyncio.connection import AbstractConnection
@@ -24,9 +25,9 @@ from aiolock.backends.redis.commands import Reply, Script, source
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.run_id import RunId, agree
 from aiolock.backends.redis.url import Endpoint, Verify
-from aiolock.backends.transport import ConnectionState, Options
+from aiolock.backends.transport import FIRST_PAUSE, ConnectionState, Options
 from aiolock.core.logs import Log, get_logger
-from aiolock.core.tasks import reject, settle
+from aiolock.core.tasks import Backoff, reject, settle
 from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend, copy_of
 
 __all__ = ["BARRIER", "SOON", "Barriers", "Confirm", "noting", "patience"]
@@ -40,6 +41,8 @@ LATE = 1.5
 """So many times as long as a barrier may take its answer is waited for."""
 SOON = 0.5
 """Seconds in which replicas answer when a client opens."""
+LONGEST_PAUSE = 1.0
+"""Most seconds between connections that turn out to be at another server than the commands."""
 SLACK = 0.005
 """Seconds before its deadline at which nothing joins another barrier."""
 
@@ -77,6 +80,15 @@ class _Waiter:
     """Of the connection that brought the answer."""
 
 
+class _Line(Connection):
+    """The connection for barriers."""
+
+    def give_up(self, pause: float) -> None:
+        """Leave this server, where nothing can be confirmed, and connect anew after about ``pause`` seconds."""
+        error = BackendUnavailable(f"{self.address}: barriers were at another server than the commands")
+        self._lost(error, ConnectionState.DENIED, pause)
+
+
 class Barriers:
     """The barriers of one client at one primary.
 
@@ -101,15 +113,18 @@ class Barriers:
         self._clock = options["clock"]
         self._limit = options["command_timeout"]
         self._mine = RunId()
-        self.connection = Connection(endpoint, verify=noting(self._mine), on_up=self._send, **options)
+        self.connection = _Line(endpoint, verify=noting(self._mine), on_up=self._send, **options)
         self._waiting: list[_Waiter] = []
         """Join the next barrier."""
         self._under_way = False
+        self._backoff = Backoff(options.get("random") or Random(), FIRST_PAUSE, LONGEST_PAUSE)
+        self._logged = False
 
     async def check(self) -> None:
         """Find out whether barriers are possible; warn if too few replicas answer soon.
 
-        Raises :class:`UnsafeBackend` without the rights, and :class:`BackendError` if the server cannot be asked.
+        Raises :class:`UnsafeBackend` without the rights, and :class:`BackendError` if the server cannot be asked. Cancelling it changes
+        nothing.
         """
         soon = max(1, round(min(SOON, self._limit / 4) * 1000))
         what = f"{self.connection.address}: replicas={self.replicas} "
@@ -139,8 +154,17 @@ class Barriers:
 
     def compare(self) -> None:
         """Connect anew if the commands have gone to another server: nothing can be confirmed at the one that was left."""
-        if agree(self._mine.value, self._server.value) is False:
-            self.connection.leave()
+        same = agree(self._mine.value, self._server.value)
+        if same:
+            self._backoff.reset()
+            self._logged = False
+        elif same is False:
+            pause = self._backoff.next() if self._logged else 0.0
+            if not self._logged:
+                self._logged = True
+                text = "%s: barriers are at another server than the commands: until both are at one, no grant is confirmed"
+                log.warning(text, self.connection.address)
+            self.connection.give_up(pause)
 
     def confirm(self, until: float, sent: float) -> asyncio.Future[None]:
         """Wait for a barrier, for what was asked for at ``sent``, has just been answered, and can be believed ``until`` then."""

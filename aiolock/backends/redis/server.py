@@ -18,7 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from aiolock.backends.foreign_parameters import scheme_of
 from aiolock.backends.redis.admin import Call
-from aiolock.backends.redis.commands import PUBLISH, Format, Issue, Reply, Script
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Issue, Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Subscriber
@@ -27,7 +27,7 @@ from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
-from aiolock.backends.redis.url import REPLICAS, Endpoint
+from aiolock.backends.redis.url import REPLICAS, SPOKEN, Endpoint
 from aiolock.backends.transport import Options, Transport
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
@@ -59,7 +59,7 @@ Concerned = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a backend needs of its server."""
+    """The needs of a backend: names, settings, and functions that its server calls."""
 
     settings: Settings
     prefix: str
@@ -68,12 +68,12 @@ class Usage:
     """The channel of this client, of all its subscriptions."""
     scripts: Sequence[Script]
     """Are loaded whenever a server is connected."""
-    format: Format
-    """Is asked for whenever a server is connected."""
+    format: Format | None
+    """Is asked for whenever a server is connected; ``None`` for locks in the format of another library."""
     on_message: Callable[[PairingOf, bytes], object]
     """Is called with each message on the channel."""
     on_push: Callable[[str | None], object]
-    """Is called when some messages may have been missed, with what the channel of the present subscription has in addition to
+    """Is called when some messages may have been missed, with what the name of the present subscription's own channel has behind
     :attr:`channel`; ``None`` if no messages arrive."""
     on_mute: Callable[[], object]
     """Is called, while it is opened, if the server takes no script that sends messages."""
@@ -81,6 +81,8 @@ class Usage:
     """Is called when a server may be another one now, or may have lost data; ``None`` is every lock."""
     on_moved: Callable[[Concerned], object]
     """Is called when messages about some locks may have been missed, because they are at another node now."""
+    probe: Script = PROBE
+    """Tests whether the account may do what the scripts do."""
 
 
 class RedisServer(ABC):
@@ -118,7 +120,10 @@ class RedisServer(ABC):
         """Make the connections; set :attr:`issue` and :attr:`pairing`."""
 
     async def open(self) -> frozenset[str]:
-        """Connect, and return the capabilities of this deployment."""
+        """Connect, and return the capabilities of this deployment.
+
+        Raises :class:`BackendError`. Cancelling it leaves neither task nor socket behind.
+        """
         limit = self._limit
         try:
             # Each step has the same limit and a better message; this one bounds their sum.
@@ -143,7 +148,7 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it aborts them."""
 
     @abstractmethod
     def verified(self, error: UnsafeBackend | None) -> None:
@@ -155,7 +160,10 @@ class RedisServer(ABC):
 
     @abstractmethod
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine the server over separate connections, so that it works also where opening fails."""
+        """Examine the server over separate connections, so that it works also where opening fails.
+
+        Cancelling it leaves no socket behind.
+        """
 
 
 class SingleServer(RedisServer):
@@ -172,12 +180,18 @@ class SingleServer(RedisServer):
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
+            spoken = {
+                name: SPOKEN[name](name, options.pop(name))
+                for name in SPOKEN
+                if options.get(name) is not None
+            }
             replicas = REPLICAS("replicas", options.pop("replicas", None) or 0)
             if given := [*(["an address"] if url is not None else []), *options]:
                 raise ConfigError(
                     f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
                 )
             endpoint = Endpoint.of(client)
+            endpoint.spoken = spoken
             endpoint.replicas = replicas
         elif isinstance(url, str) and scheme_of(url) in SENTINELS:
             endpoint = Sentinels(url, **options)
@@ -195,9 +209,11 @@ class SingleServer(RedisServer):
         async def verify(driver: AbstractConnection) -> None:
             # In one round trip.
             await driver.send_command(*commands.question)
-            await driver.send_command(*usage.format.question)
+            if usage.format is not None:
+                await driver.send_command(*usage.format.question)
             await commands.read(driver)
-            await usage.format.read(driver)
+            if usage.format is not None:
+                await usage.format.read(driver)
 
         connection = self.connection = Connection(
             self.endpoint,
@@ -238,8 +254,8 @@ class SingleServer(RedisServer):
         await connection.open()
         key = f"{usage.prefix}probe:{{{secrets.token_hex(16)}}}"
         publishing = connection.call("EVAL", PUBLISH.source, "1", key, usage.channel)
-        version = connection.call(*usage.format.question)
-        info = await probe(connection.call, key)
+        version = None if usage.format is None else connection.call(*usage.format.question)
+        info = await probe(connection.call, key, usage.probe)
         publishes = await may_publish(publishing)
         if publishes is None:
             usage.on_mute()
@@ -248,11 +264,17 @@ class SingleServer(RedisServer):
             self.switching.open()
         # Other clients of an account that may not publish most likely may not either.
         if publishes:
+            # The subscriber reports whether messages arrive.
             await subscriber.open()
+        else:
+            usage.on_push(None)
         pushed = bool(publishes) and subscriber.denied is None
-        usage.on_push(self._subscription if pushed and subscriber.subscribed else None)
-        verdict = assess(info, pushed=pushed, mute=publishes is None)
-        usage.format.check(await version)
+        if usage.format is None or version is None:
+            # Waiters poll in any case, so this is no loss.
+            verdict = assess(info, pushed=True)
+        else:
+            verdict = assess(info, pushed=pushed, mute=publishes is None)
+            usage.format.check(await version)
         if self.barriers is not None:
             await self.barriers.connection.open()
             await self.barriers.check()
@@ -261,7 +283,7 @@ class SingleServer(RedisServer):
             log.warning("%s: %s", endpoint, warning)
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it may leave some open, for another call."""
         if self.switching is not None:
             await self.switching.aclose()
         for transport in (self.subscriber, self.connection):
@@ -275,7 +297,7 @@ class SingleServer(RedisServer):
 
     @property
     def _subscription(self) -> str:
-        """What the channel of the present subscription has in addition to that of all: the server may still count an earlier one."""
+        """The end of the name of the present subscription's own channel: the server may still count an earlier one."""
         return f":{self._subscriptions}"
 
     def _new_channels(self) -> tuple[str, str]:
@@ -314,8 +336,8 @@ class SingleServer(RedisServer):
         return [self.connection.call]
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine the server, and the Sentinels that name it."""
-        found = await examine(self.endpoint, settings)
+        """Examine the server, and the Sentinels that name it. Cancelling it leaves no connection open."""
+        found = await examine(self.endpoint, settings, probe=self._usage.probe)
         if isinstance(self.endpoint, Sentinels):
             found += await self.endpoint.diagnose(settings.command_timeout)
         return found

@@ -37,14 +37,16 @@ from aiolock.backends.urls import (
     given_twice,
     one_of,
     parse,
+    seconds,
     text,
 )
-from aiolock.errors import BackendError, ConfigError
+from aiolock.errors import BackendError, ConfigError, shorten
 
 __all__ = [
     "BESIDE",
     "IN_URL",
     "REPLICAS",
+    "SPOKEN",
     "Endpoint",
     "Verify",
     "credentials",
@@ -110,6 +112,33 @@ def _certificate(name: str, value: object) -> str:
     return one_of("required", "optional", "none")(name, named)
 
 
+MOST_PREFIX = 256
+"""Most bytes of the prefix of keys that are shared with other libraries."""
+
+
+def _prefix(name: str, value: object) -> str:
+    given = text(name, value)
+    if len(given.encode(errors="surrogatepass")) > MOST_PREFIX or not _encodes(given):
+        raise ConfigError(
+            f"{name} must be text of at most {MOST_PREFIX} bytes in UTF-8, not {shorten(given)}"
+        )
+    return given
+
+
+def _encodes(given: str) -> bool:
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+SPOKEN: Final[Mapping[str, Reader]] = {
+    "dialect": one_of("aiolock", "plain"),
+    "prefix": _prefix,
+    "yield_to_foreign": seconds(0, 10),
+}
+"""Options of the format in which locks are written; see :mod:`aiolock.backends.redis.dialects`."""
 REPLICAS: Final[Reader] = count(0, 100)
 IN_URL: Final[Mapping[str, Reader]] = {
     "username": text,
@@ -122,6 +151,7 @@ IN_URL: Final[Mapping[str, Reader]] = {
     "ssl_cert_reqs": _certificate,
     "ssl_check_hostname": _flag,
     "replicas": REPLICAS,
+    **SPOKEN,
 }
 """Options that may stand in the query of an address."""
 BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
@@ -148,10 +178,12 @@ class Endpoint:
 
     address = ""
     """The URL without its password."""
+    spoken: Mapping[str, Any] = {}
+    """The options of the format of locks that were given."""
     moves = False
     """True if each connection may reach another server, which does not know everything that this one knew."""
     replicas: int = 0
-    """How many replicas have to confirm a grant."""
+    """The number of replicas that have to confirm a grant."""
 
     def __init__(self, url: str | None, **options: Any) -> None:
         address = parse(_FORM, url, options)
@@ -211,6 +243,7 @@ class Endpoint:
 
     def _set(self, kind: type[AbstractConnection], kwargs: dict[str, Any]) -> None:
         self._kind = kind
+        self.spoken = {name: kwargs.pop(name) for name in SPOKEN if name in kwargs}
         self._greeting = kwargs.get("redis_connect_func")
         self._kwargs = {
             name: value

@@ -109,7 +109,7 @@ class Wakeups:
         self.pushed = True
         """Grants are pushed to this client."""
         self._notified = "s"
-        """How this client learns of a grant: by push (s, followed by what the channel of its subscription has in addition) or by asking (n)."""
+        """The way in which this client learns of a grant: by push (s, with the end of its subscription's own channel) or by asking (n)."""
         self.batch = batch
         """Most locks per call; 1 in a cluster, where a call is about one slot."""
         self.period = PERIOD

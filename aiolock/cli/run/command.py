@@ -18,7 +18,15 @@ from aiolock.cli.exit_status import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by
 from aiolock.cli.output import Output, age, cut, holder_of, kept_after, seconds, state_of, time_left
 from aiolock.cli.run import nested
 from aiolock.cli.run.signals import ENDING, JOB, LEAVE, SignalQueue, Terminal, size
-from aiolock.cli.run.supervisor import UNSTOPPABLE, Child, Supervisor, Switch, check_kill_after, guarded
+from aiolock.cli.run.supervisor import (
+    UNSTOPPABLE,
+    Child,
+    Supervisor,
+    Switch,
+    check_kill_after,
+    guarded,
+    token_of,
+)
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.core.present import caller_of
@@ -110,7 +118,7 @@ class _Run:
         self._held = os.environ.get(nested.VARIABLE, "")
         self._limit = limit
         self._seen = ""
-        """Who had the lock when it was refused."""
+        """The holder when the lock was refused."""
         self._began = 0.0
         """The time of the grant."""
         self._counts = False
@@ -141,7 +149,7 @@ class _Run:
                 f"lock {shorten(lease.name)} was lost before the command had ended, which the server says only now: another "
                 "holder may have been at work beside it"
             )
-            self._output.message(text, event="lost", name=lease.name, token=lease.token, reason="revoked")
+            self._output.message(text, event="lost", name=lease.name, token=token_of(lease), reason="revoked")
             if status == 0 and self._options.on_loss != "warn":
                 return LOST
         return status
@@ -162,7 +170,9 @@ class _Run:
         lease = await self._wait_for(lock.acquire(self._options.wait), lock)
         self._began = system_clock()
         waited = self._began - start
-        text = f"got {shorten(lease.name)} after {seconds(waited)}, with token {lease.token}"
+        token = token_of(lease)
+        what = "" if token is None else f", with token {token}"
+        text = f"got {shorten(lease.name)} after {seconds(waited)}{what}"
         self._event("acquired", text, lease, label=self._label, waited=round(waited, 3))
         return lease
 
@@ -188,7 +198,7 @@ class _Run:
             if options.conflict_exit_code == 0 and not (output.chatty or output.json):
                 raise Ended(0) from error
             so_long = f" within {error.timeout:g} s" if error.timeout else ""
-            await self._wait_for(self._look())
+            await self._wait_for(self._ask_holder())
             message = (
                 f"lock {shorten(error.name)} was not free{so_long}{self._seen}; wait longer with -w, or see who holds it with "
                 "`aiolock inspect`"
@@ -208,7 +218,7 @@ class _Run:
                 showing.cancel()
                 await asyncio.wait([showing])
 
-    async def _look(self) -> None:
+    async def _ask_holder(self) -> None:
         """Find out who holds the lock, if the server says it within the command timeout. Cancelling it changes nothing."""
         with contextlib.suppress(LockError, TimeoutError):
             async with asyncio.timeout(self._limit):
@@ -297,17 +307,22 @@ class _Run:
         return status
 
     def _event(self, what: str, text: str, lease: Lease, **more: str | float) -> None:
-        self._output.event(what, text, name=lease.name, token=lease.token, **more)
+        self._output.event(what, text, name=lease.name, token=token_of(lease), **more)
 
     def _environment(self, lease: Lease) -> dict[str, str]:
-        entry = nested.Entry(self._identity, lease.token)
-        return {
+        token, me = token_of(lease), caller_of(socket.gethostname(), os.getpid())
+        entry = nested.Entry(
+            self._identity, nested.mark(me, self._options.label or "") if token is None else token
+        )
+        environment = {
             **os.environ,
             "AIOLOCK_NAME": lease.name,
-            "AIOLOCK_TOKEN": str(lease.token),
             "AIOLOCK_LABEL": self._label,
             nested.VARIABLE: f"{self._held} {entry}".strip(),
         }
+        # That of a run around this one is not the token of this lock.
+        environment.pop("AIOLOCK_TOKEN", None)
+        return environment if token is None else environment | {"AIOLOCK_TOKEN": str(token)}
 
 
 async def _show(lock: Lock, output: Output) -> None:

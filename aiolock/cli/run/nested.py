@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiolock.core.present import has_token, named
+from aiolock.core.present import has_token, labelled_by, named
 from aiolock.errors import ConfigError, shorten
 from aiolock.types import READ, Holder, Kind, LockInfo
 
-__all__ = ["VARIABLE", "Entry", "find", "identity", "refuse"]
+__all__ = ["VARIABLE", "Entry", "find", "identity", "mark", "refuse"]
 
 VARIABLE = "AIOLOCK_HELD"
 """Entries for all locks that are held around a command, innermost last."""
@@ -26,6 +26,7 @@ class Entry(NamedTuple):
 
     identity: str
     token: int
+    """The fencing token, or :func:`mark` where there is none."""
 
     def __str__(self) -> str:
         return f"{self.identity}:{self.token}"
@@ -55,7 +56,7 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
 
     :param info: of the lock, as the server sees it.
     """
-    around = [holder for holder in info.holders if any(has_token(holder, token) for token in tokens)]
+    around = [holder for holder in info.holders if any(_has(holder, token) for token in tokens)]
     if not around:
         return
     if kind.counted:
@@ -75,5 +76,19 @@ def refuse(info: LockInfo, tokens: Sequence[int], kind: Kind) -> None:
     )
 
 
+def mark(caller: str, label: str) -> int:
+    """Return what stands for the token of a hold that has none: a digest of its process and label."""
+    text = labelled_by(caller, label)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=7).digest())
+
+
+def _has(holder: Holder, token: int) -> bool:
+    return (
+        has_token(holder, token)
+        if holder.token
+        else token == mark(f"{holder.host}:{holder.pid}", holder.label)
+    )
+
+
 def _named(holder: Holder) -> str:
-    return f"{named(holder)}, token {holder.token}"
+    return f"{named(holder)}, token {holder.token or '-'}"

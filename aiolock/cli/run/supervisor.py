@@ -18,7 +18,7 @@ from aiolock.cli.run import guard
 from aiolock.cli.run.guard import Reach
 from aiolock.cli.run.signals import DEADLY, ENDING, FORWARDED, SignalQueue, Terminal, blocked, stop
 from aiolock.clock import system_clock
-from aiolock.errors import ConfigError, LockLost, LossReason, shorten
+from aiolock.errors import ConfigError, LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.lease import Lease
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "decide",
     "guarded",
     "moment",
+    "token_of",
 ]
 
 POLL = 0.25
@@ -68,6 +69,14 @@ class Action(Enum):
 def moment(ttl: float) -> float:
     """Seconds between KILL and the end of the lease: processes need a little time to die."""
     return min(max(0.02 * ttl, 0.02), 0.5)
+
+
+def token_of(lease: Lease) -> int | None:
+    """Return the fencing token; ``None`` if the lock has none."""
+    try:
+        return lease.token
+    except UnsupportedKind:
+        return None
 
 
 def guarded(remaining: float, ttl: float) -> float:
@@ -409,7 +418,7 @@ class Supervisor:
         elif event == "lost":
             self._reported = True
             more = {"reason": self._lost or "expired", **more}
-        self._output.message(text, event=event, name=self._lease.name, token=self._lease.token, **more)
+        self._output.message(text, event=event, name=self._lease.name, token=token_of(self._lease), **more)
 
     def _complain(self) -> None:
         if not self._complained:

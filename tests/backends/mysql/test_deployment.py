@@ -258,7 +258,7 @@ async def given(mariadb) -> AsyncIterator[None]:
 
 
 async def test_what_stands_in_tables_beside_does_not_matter(deployment, mariadb, given):
-    label = "label VARCHAR(300) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
+    label = "label VARCHAR(500) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
     await as_root(mariadb, f"ALTER TABLE given ADD COLUMN note TEXT, MODIFY {label}, ADD KEY name (name(50))")
     for mode in ("lease", "row"):
         for schema in ("manual", "auto"):

@@ -9,6 +9,7 @@ import pytest
 
 from aiolock.backends.redis import commands
 from aiolock.backends.redis.commands import load, source
+from aiolock.backends.redis.dialects.plain import PlainBackend
 
 KEYLESS = {"TIME", "PUBLISH", "PUBSUB", "CLUSTER"}
 """Commands that take no key."""
@@ -18,13 +19,15 @@ TEXTS = {
     **{name: script.source.decode() for name, script in load().items()},
     **{f"{name} in a cluster": script.source.decode() for name, script in load(cluster=True).items()},
     **{f"{name}, mute": script.source.decode() for name, script in load(mute=True).items()},
-    **{name: source(name) for name in ("probe", "publish", "format")},
+    **{name: source(name) for name in ("probe", "publish", "format", "barrier")},
+    **{f"plain {name}": script.source.decode() for name, script in PlainBackend.scripts.items()},
 }
 
 
 def test_every_file_is_part_of_a_script():
     folder = files("aiolock.backends.redis").joinpath("lua")
-    parts = {file.name.removesuffix(".lua") for file in folder.iterdir()}
+    parts = {file.name.removesuffix(".lua") for file in folder.iterdir() if file.is_file()}
+    parts |= {f"dialects/{file.name.removesuffix('.lua')}" for file in folder.joinpath("dialects").iterdir()}
     together = "\n".join(TEXTS.values())
     missing = [name for name in parts if source(name).strip() not in together]
     assert missing == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from aiolock.backends.redis.backend import BaseBackend
@@ -19,14 +19,16 @@ WAIT_FOR_OTHERS = 1 / 12
 
 
 class ClusterBackend(BaseBackend[ClusterServer]):
-    """A Redis or Valkey Cluster; :class:`ClusterServer` has the parameters."""
+    """A Redis or Valkey Cluster; :class:`ClusterServer` has the parameters, and ``make`` returns one in their place."""
 
     name = "Redis Cluster"
     clustered = True
 
     @forgets_arguments
-    def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(ClusterServer(url, **options))
+    def __init__(
+        self, url: str = "", *, make: Callable[[], ClusterServer] | None = None, **options: Any
+    ) -> None:
+        super().__init__(ClusterServer(url, **options) if make is None else make())
 
     def renewal_group(self, claim: Claim) -> Hashable:
         """Return the node of the lock's slot: one that does not answer does not delay the holds at the others."""

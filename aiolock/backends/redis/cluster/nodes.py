@@ -51,7 +51,7 @@ class NodeContext:
     """Of keys."""
     channel: str
     scripts: Sequence[Script]
-    verify: Verify
+    verify: Verify | None
     on_message: Callable[[Node, bytes], object]
     on_up: Callable[[Node], object]
     """Is called whenever commands can be sent to a node again."""

@@ -64,7 +64,7 @@ class Router(OneProcess):
         self.trouble: BackendError | None = None
         """Why a command was not executed where it was sent, the latest."""
         self.sent: WeakKeyDictionary[Reply, Node] | None = WeakKeyDictionary() if seeds.replicas else None
-        """The node that each command was sent to last, which is the one that has answered it; ``None`` if nobody asks."""
+        """The node that each command was sent to last, which is the one that has answered it; ``None`` without replicas."""
         self.nodes = Nodes(seeds, context, redirect=self.redirect, reclaim=self._reclaim, waits=self._waits)
 
     # --- for callers: see Connection

@@ -14,7 +14,7 @@ from aiolock.backends.redis.admin import Call
 from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
-from aiolock.backends.redis.commands import PUBLISH, Reply, encode
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format, Reply, Script, encode
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
 from aiolock.backends.redis.server import Keyed, RedisServer
@@ -74,7 +74,7 @@ class ClusterServer(RedisServer):
             prefix=usage.prefix,
             channel=usage.channel,
             scripts=usage.scripts,
-            verify=usage.format.verify,
+            verify=None if usage.format is None else usage.format.verify,
             on_message=self._message,
             on_up=self._node_up,
             on_moved=self._slots_moved,
@@ -90,9 +90,11 @@ class ClusterServer(RedisServer):
         soon = asyncio.get_running_loop().time() + SHARE * limit
         await router.open()
         await _some(router, soon)
-        version = router.issue(encode(*self._usage.format.question))
+        data = self._usage.format
+        version = None if data is None else router.issue(encode(*data.question))
         promised, away = await self._probe_capabilities(soon + (1 - SHARE) * limit / 2)
-        await self._check_format(version, wait=not away)
+        if data is not None and version is not None:
+            await self._check_format(data, version, wait=not away)
         for node, why in away:
             text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
             log.warning(text, self.endpoint, node.host, why or "it does not answer")
@@ -140,7 +142,7 @@ class ClusterServer(RedisServer):
         call = node.connection.call
         key = key_in(node.slots or range(SLOTS), f"{self._usage.prefix}probe:")
         publishing = call("EVAL", PUBLISH.source, "1", key, f"{self._usage.channel}@")
-        info = await probe(call, key)
+        info = await probe(call, key, self._usage.probe)
         publishes = await may_publish(publishing)
         self._publishes = self._publishes and bool(publishes)
         if publishes is None and not self._opened:
@@ -148,6 +150,9 @@ class ClusterServer(RedisServer):
         if node.barriers is not None:
             await node.barriers.check()
         pushed = self._publishes and node.subscriber.denied is None
+        if self._usage.format is None:
+            # Waiters poll in any case, so this is no loss.
+            return assess(info, pushed=True, cluster=True)
         return assess(info, pushed=pushed, mute=publishes is None, cluster=True)
 
     async def _judge_later(self, node: Node) -> None:
@@ -164,14 +169,14 @@ class ClusterServer(RedisServer):
                 what = f"does not promise {', '.join(sorted(missing))} as the others do"
                 log.warning(text, self.endpoint, node.host, what)
 
-    async def _check_format(self, version: asyncio.Future[Any], *, wait: bool) -> None:
+    async def _check_format(self, data: Format, version: asyncio.Future[Any], *, wait: bool) -> None:
         """Refuse a cluster with data of another format; raises :class:`UnsafeBackend`.
 
         The node that has the key may be away: it is asked when it comes back, before anything else.
         """
         if wait or version.done():
             with contextlib.suppress(*(() if wait else (BackendUnavailable,))):
-                self._usage.format.check(await version)
+                data.check(await version)
                 return
         log.warning(
             "%s: the node that knows the format of the data of this namespace is away, and is asked when it is back",
@@ -190,7 +195,7 @@ class ClusterServer(RedisServer):
         return [node.connection for node in self._nodes]
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections. Cancelling it may leave some open, for another call."""
         self._opened = False
         if self._moving is not None:
             self._moving.cancel()
@@ -246,8 +251,8 @@ class ClusterServer(RedisServer):
         return [node.connection.call for node in self._nodes if node.slots]
 
     async def diagnose(self, settings: Settings) -> list[Finding]:
-        """Examine every primary, and the layout."""
-        return await diagnose(self.endpoint, settings)
+        """Examine every primary, and the layout. Cancelling it leaves no connection open."""
+        return await diagnose(self.endpoint, settings, self._usage.probe)
 
 
 async def _some(router: Router, soon: float) -> None:
@@ -271,7 +276,7 @@ DISCOVERY = 0.5
 WORST = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
 
 
-async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
+async def diagnose(seeds: Seeds, settings: Settings, rights: Script = PROBE) -> list[Finding]:
     """Examine every primary as a single server, within the command timeout, and sum up the findings.
 
     Raises :class:`BackendError` if the nodes cannot be discovered. Cancelling it leaves no socket behind.
@@ -281,7 +286,7 @@ async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
     settings = replace(settings, command_timeout=(1 - DISCOVERY) * limit)
     prefix = f"{settings.namespace}:1:probe:"
     asked = await survey(
-        examine(seeds.at(host), settings, key_in(layout.slots(host), prefix), cluster=True)
+        examine(seeds.at(host), settings, key_in(layout.slots(host), prefix), cluster=True, probe=rights)
         for host in layout.primaries
     )
     found: dict[Host, list[Finding]] = {}
