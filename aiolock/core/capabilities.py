@@ -146,7 +146,7 @@ class Administration(Capability):
     async def empty(self) -> None:
         """Delete all that the namespace has at the server. No other client may use the namespace, now or later.
 
-        Nothing where it all ends with the server or with its clients.
+        Nothing where it all ends with the server or with its clients. Cancelling it leaves the rest.
         """
 
 

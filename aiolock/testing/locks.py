@@ -65,7 +65,7 @@ class Wish:
         return pair.write(**options)
 
     async def ask(self, lock: aiolock.Lock, *, once: bool) -> aiolock.Lease | None:
-        """Acquire it as it says, or try to."""
+        """Acquire the lock, or with ``once`` try to. Cancelling it leaves no hold."""
         if isinstance(lock, aiolock.Semaphore):
             if once:
                 return await lock.try_acquire(permits=self.permits)
@@ -95,7 +95,10 @@ def capacity(names: Iterable[str]) -> dict[str, int]:
 
 
 async def all_can_be_had(client: aiolock.Client, names: Iterable[str], timeout: float) -> list[str]:
-    """Have each lock alone, as is possible at the end of a run; return a sentence about each that could not be had."""
+    """Have each lock alone, as is possible at the end of a run; return a sentence about each that could not be had.
+
+    Cancelling it leaves no hold.
+    """
     found = []
     for name in names:
         mode = MODES[kind_of(name)][-1]
