@@ -47,6 +47,7 @@ class Resource(Protocol):
 
     async def write(self, name: str, owner: str, token: int, value: int, *, fenced: bool) -> bool:
         """Write the value that rests on the last read; return whether it was accepted."""
+        ...
 
     def close(self) -> None:
         """Close the connection."""
@@ -96,6 +97,7 @@ class Draw(Protocol):
         self, rng: random.Random, names: Sequence[str], ttls: Sequence[float], *, slow: bool
     ) -> Plan:
         """Return the next attempt."""
+        ...
 
 
 def contend(rng: random.Random, names: Sequence[str], ttls: Sequence[float], *, slow: bool) -> Plan:

@@ -117,7 +117,7 @@ class MySQLDriver(MySQLLogin):
         answers = [] if answers is None else answers
         await self.query(packet)
         while True:
-            found = self._result
+            found: Any = self._result
             answers.append(Answer(tuple(found.rows or ()), found.affected_rows or 0, found.insert_id or 0))
             if not found.has_next:
                 return answers

@@ -300,5 +300,5 @@ class RedisBackend(BaseBackend[SingleServer]):
         server, *states = await reply
         pairing = self._server.pairing
         pairing.latest = server, sent, pairing.received
-        answers = [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
+        answers: list[Renewal] = [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
         return answers if self._server.confirm is None else await self._confirmed(reply, mine, answers, sent)

@@ -211,7 +211,7 @@ class Barriers:
             self._key = None
         else:
             self.compare()
-        now = self._clock()
+        count, now = 0 if error is not None else waited.result(), self._clock()
         for waiter in waiters:
             if waiter.done.done():
                 continue
@@ -219,7 +219,7 @@ class Barriers:
                 reject(waiter.done, copy_of(error))
             elif waiter.generation != self._commands.generation or same is None:
                 reject(waiter.done, self._unknown("its connection was made anew since"))
-            elif same and (count := waited.result()) >= self.replicas:
+            elif same and count >= self.replicas:
                 settle(waiter.done, None)
             elif now < waiter.deadline - SLACK:
                 # Another one had less time.

@@ -49,6 +49,7 @@ class Keyed(Protocol):
     @property
     def key(self) -> str:
         """Key of the lock."""
+        ...
 
 
 PairingOf = Callable[[Keyed], Pairing | None]

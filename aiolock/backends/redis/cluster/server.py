@@ -81,7 +81,8 @@ class ClusterServer(RedisServer):
             on_change=self._change,
         )
         self.router = Router(self.endpoint, context)
-        self.issue, self.pairing = self.router.issue, None
+        self.issue = self.router.issue
+        self.pairing = None
         self.confirm = self._confirmed if self.endpoint.replicas else None
 
     async def _open(self) -> None:
