@@ -71,7 +71,7 @@ for part in "$@"; do
         "$python" -m pytest -q -n 4 --dist worksteal tests/contract -k "$part"
     AIOLOCK_DEPLOYMENTS="$part-engine" count "$part over rows, tests/contract" \
         "$python" -m pytest -q -n 4 --dist worksteal tests/contract
-    count "$part, tests/backends/mysql" \
+    AIOLOCK_DEPLOYMENTS="$part $part-engine" count "$part, tests/backends/mysql" \
         "$python" -m pytest -q -n 2 --dist worksteal tests/backends/mysql
     unset AIOLOCK_SERVERS AIOLOCK_MYSQLD
 done

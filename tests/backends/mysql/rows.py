@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,11 @@ from aiolock.backends.mysql.url import parameters
 from aiolock.backends.rows.store import Edit, Listener
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
+
+OVER_ROWS = (
+    ["rows"] if any("engine" in each for each in os.environ.get("AIOLOCK_DEPLOYMENTS", "").split()) else []
+)
+"""The engine over rows, which users do not get yet: only runs that name a deployment of it have its parameter."""
 
 
 class Heard:

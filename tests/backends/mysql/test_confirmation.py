@@ -21,6 +21,7 @@ from aiolock.backends.mysql.caller import MySQLConnection
 from aiolock.backends.mysql.confirmation import ConfirmingConnection
 from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
+from tests.backends.mysql.rows import OVER_ROWS
 from tests.backends.mysql.tools import as_root
 from tests.faults.staging import PATIENCE, until
 
@@ -54,7 +55,7 @@ async def connect(deployment):
         connection.close()
 
 
-@pytest.fixture(params=["lease", "rows"])
+@pytest.fixture(params=["lease", *OVER_ROWS])
 def mode(request):
     return request.param
 

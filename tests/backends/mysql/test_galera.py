@@ -11,6 +11,7 @@ import pytest
 import aiolock
 from aiolock import UnsafeBackend
 from aiolock.types import Family
+from tests.backends.mysql.rows import OVER_ROWS
 from tests.faults.staging import PATIENCE, until
 from tests.galera import Galera
 
@@ -22,7 +23,7 @@ def cluster() -> Iterator[Galera]:
         yield running
 
 
-@pytest.fixture(params=["mysql", "mysql+rows"])
+@pytest.fixture(params=["mysql", *(f"mysql+{rows}" for rows in OVER_ROWS)])
 async def nodes(cluster, request):
     """A client at each node, in a namespace of the test's own."""
     namespace = f"t{secrets.token_hex(6)}"

@@ -16,13 +16,13 @@ from aiolock.mysql import compare_and_set, fenced_update
 from aiolock.types import Level
 from tests import servers
 from tests.backends.mysql.conftest import ACCOUNT, PASSWORD, Deployment
+from tests.backends.mysql.rows import OVER_ROWS
 from tests.backends.mysql.tools import Deaf, as_root
 from tests.faults.proxy import Proxy, mysql_frames
 from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 MODES = ["lease", "session", "row"]
-ALL = [*MODES, "rows"]
-"""With the engine over rows."""
+ALL = [*MODES, *OVER_ROWS]
 
 EVERYWHERE = {
     "autocommit": "SET autocommit=0",
