@@ -44,12 +44,15 @@ class Resource(Protocol):
 
     async def read(self, name: str, owner: str, token: int, *, fenced: bool) -> int | None:
         """Return the value; ``None`` if a fenced read came too late."""
+        ...
 
     async def write(self, name: str, owner: str, token: int, value: int, *, fenced: bool) -> bool:
         """Write the value that rests on the last read; return whether it was accepted."""
+        ...
 
     def close(self) -> None:
         """Close the connection."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Draw(Protocol):
         self, rng: random.Random, names: Sequence[str], ttls: Sequence[float], *, slow: bool
     ) -> Plan:
         """Return the next attempt."""
+        ...
 
 
 def contend(rng: random.Random, names: Sequence[str], ttls: Sequence[float], *, slow: bool) -> Plan:
