@@ -69,6 +69,8 @@ for part in "$@"; do
     export AIOLOCK_SERVERS=mariadb AIOLOCK_MYSQLD=${server[0]}
     count "$part, tests/contract" \
         "$python" -m pytest -q -n 4 --dist worksteal tests/contract -k "$part"
+    AIOLOCK_DEPLOYMENTS="$part-engine" count "$part over rows, tests/contract" \
+        "$python" -m pytest -q -n 4 --dist worksteal tests/contract
     count "$part, tests/backends/mysql" \
         "$python" -m pytest -q -n 2 --dist worksteal tests/backends/mysql
     unset AIOLOCK_SERVERS AIOLOCK_MYSQLD

@@ -750,6 +750,9 @@ class Model:
                 slot = slot._replace(phase=WAIT if me in queue else NEW)
         if slot.phase in (HELD, KEEP) and me not in holds:
             if slot.phase == KEEP and (*me, 1) in holds:
+                if slot.dirty and not written and not self.reads_prove:
+                    # The write that keeps it may be undone: it is repeated, as every leave that was given up.
+                    return client._replace(slots=at(client.slots, lock, slot)), note, violation
                 return self._kept(client._replace(slots=at(client.slots, lock, slot)), lock), ", kept", "kept"
             if "verification" not in self.removed:
                 violation = self.lost(world, i, client, lock)
@@ -1262,6 +1265,10 @@ class Model:
                         durable=self._unflushed(acted), budget=shown, messages=(*done.messages, flushing)
                     )
                     yield FAULT, f"{label}: FAULT, shown before it is flushed", self.norm(shows), violation
+                    gone = at(done.clients, i, self.broken(done.clients[i], message))
+                    shows = shows._replace(messages=done.messages, clients=gone)
+                    broke = f"{label}: FAULT, shown before it is flushed, and the connection breaks"
+                    yield FAULT, broke, self.norm(shows), violation
                 if undone and message.kind in WRITES & set(self.kinds):
                     yield from self._undone(acted, done, message, undone, label)
                 if stop and i in self.stops and message.kind in self.kinds and message.kind in WRITES:

@@ -405,14 +405,14 @@ REMOVALS = (
         ttl=2,
         clock=True,
         kinds="H",
-        faults={"shown": 2, "broken": 1, "crash": 1},
+        faults={"shown": 2, "crash": 1},
         tokens=False,
     ),
     without(
         "grants are proved",
         "(22) ... and so does a grant that a read finds there",
         "EXCLUSION",
-        faults={"shown": 1, "broken": 1, "crash": 1},
+        faults={"shown": 1, "crash": 1},
         tokens=False,
     ),
     without(
@@ -509,6 +509,7 @@ DESIGN = (
         "each write is shown before it is flushed, force, a broken connection",
         faults={"shown": 1, "crash": 1, "force": 1, "broken": 1},
     ),
+    design("each write is shown before it is flushed, keep", KEEPS, faults={"shown": 1, "crash": 1}),
     design(
         "transactions are undone, late writes, a cancelled claim",
         faults={"undone": 2, "late": 1, "cancel": 1},

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.experimental import UNTRIED
-from aiolock.backends.mysql.context import Statements, quote
+from aiolock.backends.mysql.context import quote
 from aiolock.backends.mysql.errors import translate
 from aiolock.backends.mysql.protocol import Driver, Result
-from aiolock.backends.mysql.schema import examine
+from aiolock.backends.mysql.schema import TableStatements, examine
 from aiolock.backends.mysql.url import Address
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 GALERA = "Galera"
+
+DURABLE = ("lease", "rows")
+"""The modes whose locks are rows that outlive connections and the server."""
 
 REFUSED = ("Vitess", "PlanetScale", "OceanBase")
 """Servers that speak MySQL's protocol and keep user locks, sessions or row locks in another way."""
@@ -149,7 +152,7 @@ def refuse(facts: Mapping[str, str], mode: str, address: str) -> None:
             "replicas would make other ends of leases of them: set binlog_format=ROW or MIXED, or use ?mode=session"
         )
     many = cluster(facts)
-    if many and mode != "lease":
+    if many and mode not in DURABLE:
         raise UnsafeBackend(
             f"{address}: this server is part of {many}, where user locks and row locks are each node's own: "
             "use ?mode=lease"
@@ -176,7 +179,7 @@ def capabilities(facts: Mapping[str, str], mode: str) -> frozenset[str]:
     if mode != "row" or "MariaDB" in facts.get("version", ""):
         # MySQL 8 prefers the transaction that blocks most others.
         found.add("fifo")
-    if mode == "lease":
+    if mode in DURABLE:
         found |= {"fencing", "keep"}
         if facts.get("innodb_flush_log_at_trx_commit") == "1":
             found.add("survives-restart")
@@ -198,7 +201,9 @@ def processlist(facts: Mapping[str, str]) -> str:
 # --- findings
 
 
-async def diagnose(address: Address, statements: Statements, settings: Settings, mode: str) -> list[Finding]:
+async def diagnose(
+    address: Address, statements: TableStatements, settings: Settings, mode: str
+) -> list[Finding]:
     """Return findings about a server, over a new connection, also about one that clients refuse to use.
 
     Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
@@ -236,10 +241,10 @@ async def diagnose(address: Address, statements: Statements, settings: Settings,
 
 def findings(facts: Mapping[str, str], mode: str) -> list[Finding]:
     """Judge the settings of a server for locks of a mode."""
-    return [*_server(facts), *_durability(facts, mode), *_nodes(facts, mode), *_sessions(facts, mode)]
+    return [*_server(facts, mode), *_durability(facts, mode), *_nodes(facts, mode), *_sessions(facts, mode)]
 
 
-def _server(facts: Mapping[str, str]) -> Iterator[Finding]:
+def _server(facts: Mapping[str, str], mode: str) -> Iterator[Finding]:
     text = facts.get("version")
     product = "MariaDB" if "MariaDB" in (text or "") else "MySQL"
     least = ".".join(map(str, OLDEST[product]))
@@ -273,8 +278,11 @@ def _server(facts: Mapping[str, str]) -> Iterator[Finding]:
     if most is None:
         yield note("max_connections", "may not be read")
     elif int(most) < FEW:
-        few = f"it is {most}: clients need two or three connections each, and one for each lock that they wait for"
-        yield note("max_connections", few, "raise it, or give clients a small connections=")
+        few, advice = f"it is {most}: clients need three connections each", "raise it"
+        if mode != "rows":
+            few = f"it is {most}: clients need two or three connections each, and one for each lock that they wait for"
+            advice = "raise it, or give clients a small connections="
+        yield note("max_connections", few, advice)
     else:
         yield ok("max_connections", f"there may be {most}")
 
@@ -288,7 +296,7 @@ def _durability(facts: Mapping[str, str], mode: str) -> Iterator[Finding]:
         )
     elif _on(facts, "log_bin") and "binlog_format" in facts:
         yield ok("binlog_format", f"it is {facts['binlog_format']}")
-    if mode != "lease":
+    if mode not in DURABLE:
         yield note(
             "mode",
             f"in ?mode={mode} a restart, a failover and the end of a connection free locks at once, and tokens rise only "
@@ -327,11 +335,14 @@ def _nodes(facts: Mapping[str, str], mode: str) -> Iterator[Finding]:
     many = cluster(facts)
     if not many:
         yield ok("cluster", "one server takes the writes")
-    elif mode == "lease":
+    elif mode == "rows" and many != GALERA:
+        primary = "set group_replication_single_primary_mode=ON"
+        yield failure("cluster", f"this is {many}, where a read may be older than what others know", primary)
+    elif mode in DURABLE:
         yield note(
             "cluster",
             f"this is {many}: one lock has one holder on all nodes, but waiters are in order and woken at once only on the "
-            "holder's node; on others they poll, every 5 to 250 ms",
+            f"holder's node; on others they poll, every {'50' if mode == 'rows' else '5 to 250'} ms",
             "have all clients of a namespace write to one node",
         )
     else:
@@ -377,7 +388,7 @@ def _sessions(facts: Mapping[str, str], mode: str) -> Iterator[Finding]:
         yield ok(snapshot, "a transaction may lock what is younger than what it has read")
 
 
-async def _tables(driver: Driver, statements: Statements, address: str) -> Finding:
+async def _tables(driver: Driver, statements: TableStatements, address: str) -> Finding:
     text = "the tables for locks cannot be used"
     try:
         # Tables of another format may have other names: so they are examined first.

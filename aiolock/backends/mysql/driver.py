@@ -94,6 +94,8 @@ class MySQLDriver(MySQLLogin):
 
     server = ""
     """The identity of the server."""
+    where = ""
+    """The name of the server."""
     clock_stands = False
     """True if SYSDATE is NOW on this server: a statement shows the time at which it began."""
 

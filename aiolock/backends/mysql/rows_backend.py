@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiolock.backends.callers import Callers
 from aiolock.backends.experimental import warn_experimental
+from aiolock.backends.mysql.confirmation import confirm
+from aiolock.backends.mysql.diagnosis import diagnose
+from aiolock.backends.mysql.rows_schema import RowStatements
 from aiolock.backends.mysql.store import MySQLStore
 from aiolock.backends.mysql.url import parameters
 from aiolock.backends.rows.backend import RowBackend
+from aiolock.backends.rows.claim import RowClaim
+from aiolock.core.capabilities import Confirmation
 from aiolock.errors import ConfigError, forgets_arguments
+from aiolock.types import Finding
 
 __all__ = ["MySQLRowsBackend"]
 
 
-class MySQLRowsBackend(RowBackend):
+class MySQLRowsBackend(RowBackend, Confirmation[RowClaim]):
     """One MySQL or MariaDB server, or a node of Galera; the options are those of :class:`MySQLBackend` without its modes."""
 
     name = "MySQL"
@@ -43,6 +50,7 @@ class MySQLRowsBackend(RowBackend):
         self.address = self._address.text
         self._create = given.get("schema", "auto") == "auto"
         self._table = given.get("table", "aiolock")
+        self._callers = Callers()
 
     def make_store(self) -> MySQLStore:
         """Return the store of this opening."""
@@ -51,10 +59,28 @@ class MySQLRowsBackend(RowBackend):
     def _promise(self, capabilities: frozenset[str]) -> None:
         self.capabilities = capabilities
 
+    async def examine(self) -> list[Finding]:
+        """Diagnose the server over a new connection."""
+        return await diagnose(
+            self._address, RowStatements(self._table, self._address.database), self.settings, "rows"
+        )
+
     async def open(self) -> None:
         """Open the store."""
+        self._callers.closed = False
         await super().open()
         if self.store.product:
             warn_experimental(
                 f"locks on {self.store.product} are experimental: they were never run on it, and do not promise exclusion"
             )
+
+    async def aclose(self) -> None:
+        """Give callers their connections back, and end sessions, tasks and the store."""
+        if hasattr(self, "settings"):
+            await self._callers.aclose(self.settings.command_timeout)
+        await super().aclose()
+
+    async def confirm(self, claim: RowClaim, connection: object) -> bool:
+        """Lock the row of a hold in the caller's own transaction, and return whether it is there."""
+        timeout = self.settings.command_timeout
+        return await confirm(self.store, self._callers, claim, connection, self.address, timeout, self.renew)

@@ -32,7 +32,14 @@ class RowStatements:
         named = database.replace("`", "``").replace("{", "{{").replace("}", "}}")
         self.format = FORMAT
         self.table, notes = f"{table}_rows", f"{table}_notes"
-        words = {"{database}": f"`{named}`", "{table}": f"`{self.table}`", "{notes}": f"`{notes}`"}
+        self.ascii = named.isascii()
+        """True if statements are the same bytes in every character set."""
+        words = {
+            "{database}": f"`{named}`",
+            "{whole}": f"`{named}`.`{self.table}`",
+            "{table}": f"`{self.table}`",
+            "{notes}": f"`{notes}`",
+        }
         self._queries = {name: _filled(text, words) for name, text in QUERIES.items()}
         tick = {"{tick}": self._queries["tick"]}
         self._queries = {name: _filled(text, tick) for name, text in self._queries.items()}

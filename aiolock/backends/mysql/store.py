@@ -75,7 +75,14 @@ class MySQLStore(RowStore):
         self._wake: Wake | None = None
         self._crowded: dict[str, float] = {}
         """The rows that were locked of late, and until when that is remembered."""
-        self._galera = False
+        self.galera = False
+        """True for a node of Galera."""
+        self.rolls_back = False
+        """True if the server undoes a whole transaction in which a row was waited for in vain."""
+        self.identity = ""
+        """The expression for the identity of a server."""
+        self.server = "", ""
+        """The identity of the server, and its name."""
         self.product = ""
         """The product, if locks are experimental there."""
 
@@ -85,7 +92,7 @@ class MySQLStore(RowStore):
         # Clients of other databases, namespaces and tables of the server have channels of their own.
         owner = "\0".join((self._address.database, self.statements.table, settings.namespace)).encode()
         channel = f"aiolock:{hashlib.sha256(owner).hexdigest()[:12]}:"
-        self._wake = Wake(self._login, self.statements, settings, listener, channel)
+        self._wake = Wake(self._login, self.statements, settings, listener, self._address.text, channel)
         self._connections = Connections(
             self._address.text, settings, self._connect, self._read, self._write, listener.interrupted
         )
@@ -106,12 +113,14 @@ class MySQLStore(RowStore):
                 await driver.login()
                 # Before it is asked what it may not understand.
                 refuse_product(driver.server_version, address.text)
-                settings = self.statements("settings", lock_wait_timeout=max(1, math.ceil(timeout)))
-                await driver.run(settings)
-                shown, told = await driver.run(self.statements("facts"))
+                await driver.run(self.statements("settings"))
+                limit = max(1, math.ceil(timeout))
+                _, shown = await driver.run(self.statements("variables", lock_wait_timeout=limit))
                 facts = {str(name): str(value) for name, value in shown.rows}
-                number, moves, *_, identity = told.rows[0]
-                driver.server, driver.clock_stands = str(identity)[:16], not int(moves)
+                [told] = await driver.run(self.statements("facts", server=self._identity(facts)))
+                number, moves, *_, identity, where = told.rows[0]
+                driver.server, driver.where = str(identity), str(where)
+                driver.clock_stands = not int(moves)
                 if cluster(facts) == GALERA:
                     await driver.run(self.statements("causal"))
                 if int(number) != driver.thread_id():
@@ -134,7 +143,12 @@ class MySQLStore(RowStore):
             for _ in range(2):
                 driver, facts = await self._login()
                 opened.append(driver)
-                refuse(facts, "lease", text)
+                refuse(facts, "rows", text)
+                if cluster(facts) not in ("", GALERA):
+                    raise UnsafeBackend(
+                        f"{text}: this server is part of {cluster(facts)}, where a read may not show what another node has "
+                        "answered before: use a group with one primary"
+                    )
             if opened[0].server != opened[1].server and cluster(facts) != GALERA:
                 raise BackendUnavailable(
                     f"{text}: the connection for reads led to another server than the one for writes: the name is coming to mean "
@@ -143,6 +157,8 @@ class MySQLStore(RowStore):
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     await ensure_tables(opened[0], self.statements, text, create=self._create)
+                    assert self._wake is not None  # noqa: S101 - it is made before
+                    await self._wake.hold_sleep(opened[1])
             except LockError:
                 raise
             except Exception as error:
@@ -151,14 +167,21 @@ class MySQLStore(RowStore):
             for driver in opened:
                 driver.terminate()
             raise
-        self._take(facts)
+        self._take(facts, opened[0])
         return opened[0], opened[1]
 
-    def _take(self, facts: Mapping[str, str]) -> None:
+    def _identity(self, facts: Mapping[str, str]) -> str:
+        # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
+        numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]
+        return self.statements("server", numbers="".join(numbers))
+
+    def _take(self, facts: Mapping[str, str], driver: MySQLDriver) -> None:
         """Note what the server promises: after a reconnect it may be another one, or have other settings."""
-        self._galera = cluster(facts) == GALERA
+        self.galera = cluster(facts) == GALERA
+        self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
+        self.identity, self.server = self._identity(facts), (driver.server, driver.where)
         self.product = experimental(facts)
-        promised = capabilities(facts, "lease")
+        promised = capabilities(facts, "rows")
         self.capabilities = promised - UNTRIED if self.product else promised
         # Where a crash loses writes that were answered, no answer proves more than a read.
         self.reads_prove = "survives-restart" not in promised
@@ -229,7 +252,7 @@ class MySQLStore(RowStore):
         """Make edits in as few transactions as there may be."""
         made: dict[str, Row | None] = {}
         # In the order of keys, so that two clients never wait for each other.
-        for part in _parts(sorted(edits, key=lambda edit: edit.key), singly=self._galera):
+        for part in _parts(sorted(edits, key=lambda edit: edit.key), singly=self.galera):
             made |= await self._write_part(driver, part)
         if any(ALL in edit.notify and made[edit.key] is not None for edit in edits):
             assert self._wake is not None  # noqa: S101 - it is open
@@ -287,7 +310,7 @@ class MySQLStore(RowStore):
                 addresses = sorted(edit.notify)
                 statements.append(self._wake.note(edit.key, addresses))
         # On Galera each statement is a transaction: a node may undo the first half of one silently.
-        whole = len(statements) > 1 and not self._galera
+        whole = len(statements) > 1 and not self.galera
         before = ["START TRANSACTION"] if whole else []
         after = ["COMMIT"] if whole else []
         clock = [self.statements("clock")] if driver.clock_stands else []
@@ -297,7 +320,7 @@ class MySQLStore(RowStore):
         try:
             await driver.run("; ".join([*packet, *ends]), answers)
         except Exception as error:
-            noted = self._galera and len(answers) > places[-1]
+            noted = self.galera and len(answers) > places[-1]
             if deadly(error) or (len(answers) < len(packet) and not noted):
                 raise
             # The edits are made, and a client that is to be told is gone, or the note of one was not to be had.
@@ -340,6 +363,21 @@ class MySQLStore(RowStore):
             value=literal(edit.value),
             expires=expires,
         )
+
+    # --- other statements
+
+    async def ask(self, packet: str) -> list[Answer]:
+        """Execute a packet on the connection for reads; return its answers. Cancelling it changes nothing."""
+        reader = await self._open().reader(self._deadline())
+        return await reader.fetch(packet)
+
+    async def check_writable(self) -> None:
+        """Raise :class:`BackendUnavailable` if the server takes no writes any more. Cancelling it changes nothing."""
+        [answer] = await self.ask(self.statements("writable"))
+        if not int(answer.rows[0][0]):
+            raise BackendUnavailable(
+                f"{self._address.text}: the server {self.server[1]} takes no writes any more"
+            )
 
     # --- maintenance
 

@@ -21,7 +21,11 @@ ACCOUNT = (
 MADE = (
     "work",
     "orders",
-    *(f"{table}{part}" for table in ("given", "early", "absent") for part in ("", "_requests", "_registers")),
+    *(
+        f"{table}{part}"
+        for table in ("given", "early", "absent")
+        for part in ("", "_requests", "_registers", "_rows", "_notes")
+    ),
     "early_bids",
     "early_documents",
 )
@@ -49,9 +53,10 @@ class Deployment:
         return f"mysql://app:s3cret%2Fpass%40word@{host}:{port or self.server.port}/test{query}"
 
     def connect(self, mode: str = "lease", port: int | None = None, **options) -> Client:
-        return aiolock.connect(
-            self.url(port), **{"namespace": self.namespace, "ttl": 5, "mode": mode, **options}
-        )
+        url, how = self.url(port), {"mode": mode}
+        if mode == "rows":
+            url, how = url.replace("mysql:", "mysql+rows:"), {}
+        return aiolock.connect(url, **{"namespace": self.namespace, "ttl": 5, **how, **options})
 
 
 @pytest.fixture

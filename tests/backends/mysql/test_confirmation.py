@@ -18,10 +18,15 @@ from aiolock import (
 )
 from aiolock.backends import callers
 from aiolock.backends.mysql.caller import MySQLConnection
+from aiolock.backends.mysql.confirmation import ConfirmingConnection
 from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root
 from tests.faults.staging import PATIENCE, until
+
+TABLES = {"lease": "aiolock", "rows": "aiolock_rows"}
+CALLERS = {"lease": MySQLConnection, "rows": ConfirmingConnection}
+SCHEMES = {"lease": "mysql:", "rows": "mysql+rows:"}
 
 
 @pytest.fixture
@@ -49,15 +54,20 @@ async def connect(deployment):
         connection.close()
 
 
+@pytest.fixture(params=["lease", "rows"])
+def mode(request):
+    return request.param
+
+
 @pytest.fixture
-async def client(deployment):
-    async with deployment.connect(ttl=30, on_loss="signal") as opened:
+async def client(deployment, mode):
+    async with deployment.connect(mode, ttl=30, on_loss="signal") as opened:
         yield opened
 
 
 @pytest.fixture
-async def rival(deployment):
-    async with deployment.connect(ttl=30) as opened:
+async def rival(deployment, mode):
+    async with deployment.connect(mode, ttl=30) as opened:
         yield opened
 
 
@@ -117,7 +127,7 @@ async def test_no_other_client_enters_before_the_commit(client, rival, connect, 
 
 @pytest.mark.parametrize("kind", ["mutex", "write", "permit"])
 async def test_a_transaction_that_outlasts_the_ttl_is_still_before_the_next_holder(
-    deployment, rival, connect, kind
+    deployment, rival, connect, kind, mode
 ):
     """Its hold was not renewed, and the time of the server is over: others wait for the row all the same."""
     mine, other = await connect(), await connect()
@@ -129,7 +139,7 @@ async def test_a_transaction_that_outlasts_the_ttl_is_still_before_the_next_hold
             "permit": lambda: client.semaphore("x", 1),
         }[kind]()
 
-    async with deployment.connect(ttl=2.5, on_loss="signal") as client:
+    async with deployment.connect(mode, ttl=2.5, on_loss="signal") as client:
         lease = await lock(client).acquire()
         await mine.begin()
         await lease.confirm(mine)
@@ -137,7 +147,16 @@ async def test_a_transaction_that_outlasts_the_ttl_is_still_before_the_next_hold
         await asyncio.sleep(4)
         assert not entering.done()
         await run(mine, "INSERT INTO work VALUES (1)")
-        await mine.commit()
+        if mode == "rows":
+            # The heartbeats of the client go on.
+            assert lease.held
+            leaving = asyncio.create_task(lease.release())
+            await asyncio.sleep(0.5)
+            assert not entering.done()
+            await mine.commit()
+            await leaving
+        else:
+            await mine.commit()
         async with asyncio.timeout(PATIENCE):
             await (await entering).release()
         assert await work(other) == 1
@@ -196,13 +215,16 @@ async def test_other_modes_have_no_row_to_confirm(deployment, connect, mode, adv
             await lease.confirm(mine)
 
 
-async def test_a_node_of_a_cluster_refuses(client, connect, monkeypatch):
+async def test_a_node_of_a_cluster_refuses(client, connect, monkeypatch, mode):
     mine = await connect()
     await mine.begin()
     async with client.lock("x") as lease:
         with monkeypatch.context() as patch:
-            sessions = client._backend.sessions
-            patch.setattr(sessions, "facts", sessions.facts._replace(across=True))
+            if mode == "rows":
+                patch.setattr(client._backend.store, "galera", True)
+            else:
+                sessions = client._backend.sessions
+                patch.setattr(sessions, "facts", sessions.facts._replace(across=True))
             with pytest.raises(UnsafeBackend, match="cluster"):
                 await lease.confirm(mine)
         await lease.confirm(mine)
@@ -210,7 +232,9 @@ async def test_a_node_of_a_cluster_refuses(client, connect, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(deployment, connect, how):
+async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(
+    deployment, connect, how, mode
+):
     mine, admin = await connect(), await connect("root")
 
     async def blocked() -> bool:
@@ -218,10 +242,10 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(d
         return any("LOCK IN SHARE MODE" in (row[0] or "") for row in rows)
 
     options = {"ttl": 60, "command_timeout": 20 if how == "cancel" else 2}
-    async with deployment.connect(**options) as client, client.lock("x") as lease:
+    async with deployment.connect(mode, **options) as client, client.lock("x") as lease:
         for give_up in (True, False):
             await admin.begin()
-            await run(admin, "SELECT * FROM aiolock FOR UPDATE")
+            await run(admin, f"SELECT * FROM {TABLES[mode]} FOR UPDATE")
             await mine.begin()
             await run(mine, "INSERT INTO work VALUES (1)")
             confirming = asyncio.create_task(lease.confirm(mine))
@@ -244,14 +268,14 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(d
             await mine.rollback()
 
 
-async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(deployment, connect, monkeypatch):
+async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(deployment, connect, monkeypatch, mode):
     monkeypatch.setattr(callers, "GIVE_UP", 10 * PATIENCE)
-    monkeypatch.setattr(MySQLConnection, "interrupt", lambda _, left: asyncio.sleep(0.01))
+    monkeypatch.setattr(CALLERS[mode], "interrupt", lambda _, left: asyncio.sleep(0.01))
     mine, admin = await connect(), await connect("root")
     options = {"ttl": 2 * PATIENCE, "command_timeout": 2, "on_loss": "signal"}
-    async with deployment.connect(**options) as client, client.lock("x") as lease:
+    async with deployment.connect(mode, **options) as client, client.lock("x") as lease:
         await admin.begin()
-        await run(admin, "SELECT * FROM aiolock FOR UPDATE")
+        await run(admin, f"SELECT * FROM {TABLES[mode]} FOR UPDATE")
         await mine.begin()
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(BackendUnavailable, match="your connection was closed"):
@@ -261,7 +285,7 @@ async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(deployment
 
 
 @pytest.mark.parametrize("kind", ["mutex", "write"])
-async def test_a_deadlock_costs_the_transaction_and_not_the_lease(deployment, client, connect, kind):
+async def test_a_deadlock_costs_the_transaction_and_not_the_lease(deployment, client, connect, kind, mode):
     mine, admin = await connect(), await connect("root")
     lease = await (client.lock("x") if kind == "mutex" else client.rwlock("x").write()).acquire()
     await run(mine, "INSERT INTO work VALUES (1)")
@@ -269,7 +293,7 @@ async def test_a_deadlock_costs_the_transaction_and_not_the_lease(deployment, cl
     await admin.begin()
     # The server undoes the transaction that has changed less.
     await run(admin, f"INSERT INTO work VALUES {', '.join(['(2)'] * 500)}")
-    await run(admin, "SELECT * FROM aiolock FOR UPDATE")
+    await run(admin, f"SELECT * FROM {TABLES[mode]} FOR UPDATE")
     await mine.begin()
     await run(mine, "UPDATE work SET n = 3 WHERE n = 1 LIMIT 1")
     waiting = asyncio.create_task(run(admin, "UPDATE work SET n = 4 WHERE n = 1 LIMIT 1"))
@@ -301,9 +325,9 @@ async def test_a_deadlock_costs_the_transaction_and_not_the_lease(deployment, cl
     assert not lease.lost
 
 
-async def test_a_confirmation_that_is_too_late_to_ask_is_no_loss(client, connect, monkeypatch):
+async def test_a_confirmation_that_is_too_late_to_ask_is_no_loss(client, connect, monkeypatch, mode):
     mine = await connect()
-    check = MySQLConnection.check
+    check = CALLERS[mode].check
 
     async def late(caller, *args):
         await check(caller, *args)
@@ -312,7 +336,7 @@ async def test_a_confirmation_that_is_too_late_to_ask_is_no_loss(client, connect
     async with client.lock("x") as lease:
         await mine.begin()
         with monkeypatch.context() as patch:
-            patch.setattr(MySQLConnection, "check", late)
+            patch.setattr(CALLERS[mode], "check", late)
             with pytest.raises(BackendUnavailable, match="no answer within"):
                 await lease.confirm(mine)
         assert lease.held
@@ -342,10 +366,11 @@ async def test_no_other_task_of_the_client_enters_before_the_commit(client, conn
     await following.release()
 
 
-async def test_a_server_that_ends_transactions_for_a_row_that_waited_too_long_is_refused():
+async def test_a_server_that_ends_transactions_for_a_row_that_waited_too_long_is_refused(mode):
     with servers.MariaDB(extra=["--innodb-rollback-on-timeout=1"]) as severe:
         mine = await aiomysql.connect(**{**severe.admin, "db": "test"})
-        async with aiolock.connect(severe.url) as client, client.lock("x") as lease:
+        url = severe.url.replace("mysql:", SCHEMES[mode])
+        async with aiolock.connect(url) as client, client.lock("x") as lease:
             await run(mine, "CREATE TABLE work (n INT)")
             await mine.begin()
             await run(mine, "INSERT INTO work VALUES (1)")

@@ -366,7 +366,7 @@ async def test_on_a_cluster_it_excludes_redis_py_as_well(cluster, namespace):
                     await queued(client.lock(name), 1)
                     lease.check()
                 await (await waiter).release()
-                lock = driver.lock(f"{namespace}:{name}", timeout=60)
+                lock = driver.lock(f"{namespace}:{name}", timeout=60, thread_local=False)
                 await asyncio.to_thread(lock.acquire)
                 assert await client.lock(name).try_acquire() is None
                 await asyncio.to_thread(lock.release)
