@@ -55,6 +55,11 @@ async def verify(options: argparse.Namespace, output: Output) -> int:
         )
     namespace = f"{settings.namespace(options)}:verify:{secrets.token_hex(4)}"
     client = settings.connect(options, namespace=namespace, ttl=TTL)
+    if client._backend.dialect:  # noqa: SLF001 - not for programs
+        raise ConfigError(
+            "verify contends for locks of a namespace of its own, and in the format of other libraries there is none: leave dialect= out "
+            "of the address; the server is the same"
+        )
     async with client:
         capabilities, server = client.capabilities, client._backend.name  # noqa: SLF001 - not for programs
     folder = Path(tempfile.mkdtemp(prefix="aiolock-verify-"))

@@ -44,6 +44,7 @@ class Resource(Protocol):
 
     async def read(self, name: str, owner: str, token: int, *, fenced: bool) -> int | None:
         """Return the value; ``None`` if a fenced read came too late."""
+        ...
 
     async def write(self, name: str, owner: str, token: int, value: int, *, fenced: bool) -> bool:
         """Write the value that rests on the last read; return whether it was accepted."""
@@ -51,6 +52,7 @@ class Resource(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ REFUSED = {
     "a parameter": ["ls", "--url", "redis://:hunter2@127.0.0.1:1/0?colour=red"],
     "memory": ["run", "--url", "memory://", "x", "true"],
     "a server that is in each process": ["verify", "--url", "memory://"],
+    "keys of other programs": ["verify", "--url", "redis://:hunter2@127.0.0.1:1/0?dialect=plain"],
     "a namespace that is too long to add to": ["verify", *URL, "--namespace", "x" * 50],
     "a table": ["schema", "mysql", "--table", "a`; DROP TABLE x"],
     "a table of PostgreSQL": ["schema", "postgresql", "--table", 'a"; DROP TABLE x'],

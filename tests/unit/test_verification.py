@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+from datetime import UTC, datetime
 from typing import Any
 
+from aiolock.cli.output import Output
+from aiolock.cli.verify import _listed, _say
 from aiolock.testing.history import History
 from aiolock.testing.verification import Report, assess
 
@@ -152,3 +157,48 @@ def test_connections_say_what_they_saw():
     assert story.judged(EVERYTHING).as_json()["connections"][0]["errors"] == [
         {"error": "BackendUnavailable: away", "count": 2}
     ]
+
+
+def said(report: Report, capabilities: set[str]) -> str:
+    options = argparse.Namespace(url="redis://:hunter2@host/0", local=False, processes=2)
+    output = Output(out=io.StringIO(), err=io.StringIO())
+    exception = _listed(report, capabilities, "Redis")
+    _say(
+        options,
+        output,
+        datetime(2026, 11, 28, tzinfo=UTC),
+        report,
+        exception,
+        ["process2 ended with signal SIGKILL"],
+    )
+    return output.out.getvalue()
+
+
+def test_people_are_told_the_exception_beside_the_verdict():
+    story = two_inside().outage("b", 30, 40).note(41, "trouble", "b", error="BackendUnavailable", what="away")
+    text = said(story.judged(VOLATILE), VOLATILE)
+    assert "hunter2" not in text
+    assert (
+        "two inside at once: 1\n      'x' was held by a (token 1) and b (token 2) at once, for 40.0 ms from 0.060 s\n"
+        in text
+    )
+    assert (
+        "the page of Redis lists it for a server that does not promise survives-restart and survives-failover"
+        in text
+    )
+    assert "the status is 1 all the same" in text
+    assert "capabilities contradicted: exclusion" in text
+    assert "1 times BackendUnavailable: away" in text
+    assert "process2 ended with signal SIGKILL" in text
+    assert text.endswith("Exclusion or tokens broke.\n")
+
+
+def test_people_are_told_of_no_exception_where_none_can_explain_it():
+    for story, capabilities in ((two_inside(), VOLATILE), (two_inside().outage("b", 30, 40), EVERYTHING)):
+        text = said(story.judged(capabilities), capabilities)
+        assert "two inside at once: 1" in text
+        assert "lists it" not in text
+    calm = said(Story().hold("a", 0, 10, 20, 1).judged({"exclusion"}), {"exclusion"})
+    assert "tokens equal or fallen: not judged" in calm
+    assert "hand-over: none was seen" in calm
+    assert calm.endswith("Exclusion and tokens held.\n")

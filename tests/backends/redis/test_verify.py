@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from tests.backends.redis.test_same_server import AT_ONCE, Balanced, follow
+from tests.cli.test_json import check
 from tests.faults.staging import until
 from tests.servers import Redis
 from tests.verification import Verification, verifying
@@ -42,6 +43,8 @@ async def test_a_restart_without_persistence_is_found_and_is_the_exception_of_th
             status, report = await command.report()
             restarting.cancel()
             await asyncio.wait([restarting])
+        check(report, "verify", "verify")
+        assert report["losses"]
         assert report["grants"] > 50, report
         assert (status, report["kept"], report["contradicted"]) == (1, False, ["exclusion"]), report
         assert report["overlaps"]
