@@ -27,12 +27,12 @@ from tests.faults.system import System
 from tests.faults.verdict import DELETED, RESTART
 from tests.servers import PostgreSQL
 
-OURS = "application_name = 'aiolock'"
+OWN_PREFIX = "application_name = 'aiolock'"
 """The sessions of the workers."""
-END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + OURS
+END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + OWN_PREFIX
 END_READERS = END + " AND query LIKE '%k.wanted%'"
 """Of the two connections of a client, the one that reads is also the one that listens."""
-CANCEL = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE state = 'active' AND " + OURS
+CANCEL = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE state = 'active' AND " + OWN_PREFIX
 
 QUEUE = b'"q":['
 """How a queue stands in the value of a lock row."""
@@ -162,7 +162,9 @@ class PostgreSQLSystem(System):
         """After all workers have left: no session is theirs, every lock can be had, and nobody holds or waits."""
         async with self.admin() as admin:
             for _ in range(100):
-                left = await admin.fetch(f"SELECT pid, state, query FROM pg_stat_activity WHERE {OURS}")
+                left = await admin.fetch(
+                    f"SELECT pid, state, query FROM pg_stat_activity WHERE {OWN_PREFIX}"
+                )
                 if not left:
                     break
                 await asyncio.sleep(0.05)

@@ -138,6 +138,7 @@ class MySQLStore(RowStore):
     async def _connect(self) -> tuple[MySQLDriver, MySQLDriver]:
         """Return two connections to one server, which was checked: for reads, and for writes. Raises and is cancelled as a login."""
         opened: list[MySQLDriver] = []
+        facts: Mapping[str, str] = {}
         text = self._address.text
         try:
             for _ in range(2):
@@ -302,9 +303,9 @@ class MySQLStore(RowStore):
         """
         assert self._wake is not None  # noqa: S101 - it is open
         statements: list[str] = []
-        places: list[int] = []
+        positions: list[int] = []
         for edit in edits:
-            places.append(len(statements))
+            positions.append(len(statements))
             statements.append(self._statement(edit, unlocked=edit.key in locked))
             if edit.notify:
                 addresses = sorted(edit.notify)
@@ -320,15 +321,15 @@ class MySQLStore(RowStore):
         try:
             await driver.run("; ".join([*packet, *ends]), answers)
         except Exception as error:
-            noted = self.galera and len(answers) > places[-1]
+            noted = self.galera and len(answers) > positions[-1]
             if deadly(error) or (len(answers) < len(packet) and not noted):
                 raise
             # The edits are made, and a client that is to be told is gone, or the note of one was not to be had.
             await self._end_sleeps(driver, ends[len(answers) - len(packet) + 1 :] if not noted else ends)
         tick = int(answers[len(packet) - 1].rows[0][0]) if clock and len(answers) >= len(packet) else 0
         made: dict[str, Row | None] = {}
-        for edit, place in zip(edits, places, strict=True):
-            answer = answers[place + len(before)]
+        for edit, position in zip(edits, positions, strict=True):
+            answer = answers[position + len(before)]
             version = "" if edit.value is None else edit.version
             made[edit.key] = (
                 _row(driver, b"", version, tick or (0 if clock else answer.number))

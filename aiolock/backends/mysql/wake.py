@@ -36,7 +36,7 @@ COMMIT = 0.002
 OVERLAP = 200_000
 """Microseconds for which a note may be committed later than one whose tick is younger."""
 REMEMBERED = 1_000
-"""Notes that are remembered, so that each is heard once."""
+"""Notes that are remembered, so that each counts once."""
 TIDY = 5_000_000
 """Microseconds after which a client deletes its notes."""
 
@@ -63,9 +63,9 @@ class Wake:
         self._mine = ", ".join(literal(self._channel + address) for address in (listener.address, ALL))
         self._tasks = TaskSet()
         self._driver: MySQLDriver | None = None
-        self._heard: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, str], None] = OrderedDict()
         self._last = self._tidied = 0
-        """The newest tick of a note that was heard, and that at which notes were deleted."""
+        """The newest tick of a note that was received, and that at which notes were deleted."""
         self._all_due = self._waking_all = False
         """True if all are to be woken, and while that is under way."""
         self._closed = False
@@ -156,7 +156,7 @@ class Wake:
                     for kill in kills:
                         await self._killed(reader, kill)
         except LockError:
-            # They look again by themselves.
+            # They poll as well.
             pass
         finally:
             self._waking_all = False
@@ -181,7 +181,7 @@ class Wake:
             try:
                 driver = driver or await self._begin()
                 seen = await self._sleep(driver)
-                if not await self._hear(driver) and seen:
+                if not await self._receive(driver) and seen:
                     # It is about to be committed.
                     await asyncio.sleep(COMMIT)
                 backoff.reset()
@@ -222,18 +222,18 @@ class Wake:
         await writer.run(self._statements("hold_sleep", lock=self._lock(name)))
         self._sleeping_for = name
 
-    async def _hear(self, driver: MySQLDriver) -> bool:
+    async def _receive(self, driver: MySQLDriver) -> bool:
         """Report the rows that new notes name, and delete old notes; return whether there was a new one."""
         [found] = await driver.run(self._statements("noted", addresses=self._mine, last=self._last - OVERLAP))
         changed: dict[str, None] = {}
         for tick, key in found.rows:
             note = int(tick), str(key, "ascii")
-            if note not in self._heard:
-                self._heard[note] = None
+            if note not in self._seen:
+                self._seen[note] = None
                 changed[note[1]] = None
                 self._last = max(self._last, note[0])
-        while len(self._heard) > REMEMBERED and next(iter(self._heard))[0] < self._last - OVERLAP:
-            self._heard.popitem(last=False)
+        while len(self._seen) > REMEMBERED and next(iter(self._seen))[0] < self._last - OVERLAP:
+            self._seen.popitem(last=False)
         for key in changed:
             self._listener.changed(key)
         if self._last - self._tidied > TIDY:

@@ -299,6 +299,9 @@ class RedisBackend(BaseBackend[SingleServer]):
         reply = renewal(mine)
         server, *states = await reply
         pairing = self._server.pairing
-        pairing.latest = server, sent, pairing.received
-        answers: list[Renewal] = [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
+        if pairing is not None:
+            pairing.latest = server, sent, pairing.received
+        answers: list[Renewal] = [
+            self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)
+        ]
         return answers if self._server.confirm is None else await self._confirmed(reply, mine, answers, sent)

@@ -94,7 +94,7 @@ class RedisServer(ABC):
 
     issue: Issue
     """Issue an encoded command; set by :meth:`bind`."""
-    pairing: Pairing | None
+    pairing: Pairing | None = None
     """The pairing of server and local time; ``None`` in a cluster, where a reply may have the time of any node."""
     confirm: Confirm | None = None
     """Waits until enough replicas have what was answered; ``None`` if what the primary answers counts."""
@@ -177,8 +177,6 @@ class SingleServer(RedisServer):
     :param options: those of a connection; :class:`Endpoint` lists them.
     """
 
-    pairing: Pairing
-
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
             spoken = {
@@ -241,7 +239,8 @@ class SingleServer(RedisServer):
         self.same = SameServer(
             connection, subscriber, (commands, messages), count, untold, usage.settings.random
         )
-        self.issue, self.pairing = connection.issue, connection.pairing
+        self.issue = connection.issue
+        self.pairing = connection.pairing
         if replicas := self.endpoint.replicas:
             key = f"{usage.prefix}replicas:{{}}"
             barriers = self.barriers = Barriers(

@@ -157,7 +157,7 @@ class RowStore(ABC):
     in_order: bool = False
     """True if a write is durable whenever a later one is, as in the one log of a server: then what a read shows of other clients
     proves itself, also without ``reads_prove``. What is done on the strength of it is written later, and what a crash undoes is
-    repeated by the client that has not heard the answer. A write of its own that a client has given up is repeated by no other client."""
+    repeated by the client that has not received the answer. A write of its own that a client has given up is repeated by no other client."""
 
     capabilities: frozenset[str] = frozenset()
     """The capabilities, as in ``require=``, that this deployment deserves; complete after :meth:`open`.

@@ -16,8 +16,8 @@ from aiolock.backends.redis import commands as data_format
 from tests.faults.staging import until
 from tests.servers import Redis
 
-OURS = data_format.FORMAT
-OTHER = OURS + 1
+OWN_PREFIX = data_format.FORMAT
+OTHER = OWN_PREFIX + 1
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def url(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param).url
 
 
-@pytest.mark.parametrize("first", [OURS, OTHER])
+@pytest.mark.parametrize("first", [OWN_PREFIX, OTHER])
 async def test_a_client_of_another_format_is_refused_whichever_came_first(url, connect, namespace, first):
-    second = OURS + OTHER - first
+    second = OWN_PREFIX + OTHER - first
     with of_version(first):
         client = connect(url)
         async with client, client.lock("x") as lease:
@@ -71,7 +71,10 @@ async def test_a_client_of_another_format_is_refused_whichever_came_first(url, c
 async def test_the_script_lets_one_version_win(admin, namespace):
     key = f"{namespace}:format"
     answers = await asyncio.gather(
-        *(admin.eval(data_format._FORMAT.source.decode(), 1, key, version) for version in (OURS, OTHER) * 10)
+        *(
+            admin.eval(data_format._FORMAT.source.decode(), 1, key, version)
+            for version in (OWN_PREFIX, OTHER) * 10
+        )
     )
     assert len(set(answers)) == 1
     assert await admin.hgetall(key) == {b"version": answers[0]}
@@ -108,7 +111,7 @@ async def test_it_is_asked_again_before_the_first_command_of_every_connection(
                 return False
 
         await until(works, "the client to work again")
-        assert int(await master.hget(f"{namespace}:format", "version")) == OURS
+        assert int(await master.hget(f"{namespace}:format", "version")) == OWN_PREFIX
         del lease, holder
 
 
@@ -125,7 +128,7 @@ async def test_a_loss_of_data_is_noticed_without_a_new_connection(mortal, master
         await until(lambda: lease.lost)
 
         async def marked() -> bool:
-            return await master.hget(f"{namespace}:format", "version") == str(OURS).encode()
+            return await master.hget(f"{namespace}:format", "version") == str(OWN_PREFIX).encode()
 
         await until(marked)
         lease = await client.lock("x").acquire()
@@ -152,17 +155,17 @@ async def test_doctor_says_which_format_the_data_have(server, admin, connect, na
     async with connect(server.url):
         pass
     [fine] = [finding for finding in await connect(server.url).diagnose() if finding.subject == "data format"]
-    assert (fine.level.value, str(OURS) in fine.text) == ("ok", True)
+    assert (fine.level.value, str(OWN_PREFIX) in fine.text) == ("ok", True)
     with of_version(OTHER):
         [bad] = [
             finding for finding in await connect(server.url).diagnose() if finding.subject == "data format"
         ]
     assert bad.level.value == "error"
-    assert f"format {OURS}" in bad.text
+    assert f"format {OWN_PREFIX}" in bad.text
 
 
 async def test_a_full_server_and_a_list_of_locks_do_not_mind_the_key(mortal, master, connect, namespace):
     await master.config_set("maxmemory", 1)
     async with connect(mortal.url) as client:
         assert await client.locks() == []
-    assert await master.hget(f"{namespace}:format", "version") == str(OURS).encode()
+    assert await master.hget(f"{namespace}:format", "version") == str(OWN_PREFIX).encode()

@@ -82,7 +82,6 @@ class ClusterServer(RedisServer):
         )
         self.router = Router(self.endpoint, context)
         self.issue = self.router.issue
-        self.pairing = None
         self.confirm = self._confirmed if self.endpoint.replicas else None
 
     async def _open(self) -> None:

@@ -510,7 +510,7 @@ class DialectBackend(Administration, Diagnosis):
     async def _foreign_holders(self) -> list[Finding]:
         """Name a foreign holder without an expiry, where the prefix tells which keys are locks."""
         if not self.prefix:
-            text = "without prefix= it is not known which keys are locks, so none was looked for"
+            text = "without prefix= it is not known which keys are locks, so none was read for"
             return [note("foreign holders", text, "give locks a prefix, in this library and in the others")]
         try:
             return [await self._without_expiry()]
@@ -518,10 +518,10 @@ class DialectBackend(Administration, Diagnosis):
             return []
 
     async def _without_expiry(self) -> Finding:
-        looked = 0
+        read = 0
         async for key in self._scan(self.prefix, self.type):
-            looked += 1
-            if looked > SCANNED or key.startswith(f"{self.channel}:"):
+            read += 1
+            if read > SCANNED or key.startswith(f"{self.channel}:"):
                 continue
             info = await self.inspect(key.removeprefix(self.prefix), Family.LOCK)
             for holder in info.holders:

@@ -18,9 +18,9 @@ from aiolock.types import Holder
 
 __all__ = ["PlainBackend"]
 
-OURS = "aiolock:"
+OWN_PREFIX = "aiolock:"
 """Begin of the values of this library."""
-KEPT = f"{OURS}kept"
+KEPT = f"{OWN_PREFIX}kept"
 POLL = 0.1
 """Most seconds between two requests of a waiter: redis-py and Spring ask as often."""
 YIELD = 0.1
@@ -53,7 +53,7 @@ class PlainBackend(DialectBackend):
         self._terms = _ms(TURN), _ms(SHORT_TURN), _ms(pause), _ms(SEEN)
 
     def _owner(self, request: Request, number: int) -> str:
-        return f"{OURS}{self.process}:{number:x} {request.label}"
+        return f"{OWN_PREFIX}{self.process}:{number:x} {request.label}"
 
     async def enter(self, claim: DialectClaim, *, wait: bool) -> Entered:
         """Send one script; a lock that is taken is asked for again within 100 ms."""
@@ -65,7 +65,7 @@ class PlainBackend(DialectBackend):
             return Entered(granted=True, demand=bool(answer[1]), quiet=answer[2] / 1000)
         _, left, value = answer
         text = value.decode("utf-8", "replace")
-        self.note_foreign(claim.key, "" if text.startswith(OURS) else text, expires=left >= 0)
+        self.note_foreign(claim.key, "" if text.startswith(OWN_PREFIX) else text, expires=left >= 0)
         poll = self.settings.random.uniform(0.5, 1) * POLL
         return Entered(granted=False, again=min(left / 1000 + 0.002, poll) if left >= 0 else poll)
 
@@ -78,7 +78,7 @@ class PlainBackend(DialectBackend):
 
     def shown(self, value: str) -> str:
         """Return the label in a value of this library, or the begin of a foreign value."""
-        if value.startswith(OURS):
+        if value.startswith(OWN_PREFIX):
             return value.partition(" ")[2]
         return f"foreign: {value[:SHOWN]}{'…' if len(value) > SHOWN else ''}"
 
@@ -90,7 +90,7 @@ class PlainBackend(DialectBackend):
         if left == -2:
             return [], waiters
         kept = text.startswith(KEPT)
-        known = age if text.startswith(OURS) else -1
+        known = age if text.startswith(OWN_PREFIX) else -1
         return [self._holder(self.shown(text), left, known, kept=kept)], waiters
 
     def _force_arguments(self, key: str) -> tuple[Arg, ...]:
