@@ -52,7 +52,6 @@ class ClusterServer(RedisServer):
     """
 
     endpoint: Seeds
-    pairing: None
 
     def __init__(self, url: str, **options: Any) -> None:
         if "client" in options:
