@@ -162,9 +162,7 @@ class PostgreSQLSystem(System):
         """After all workers have left: no session is theirs, every lock can be had, and nobody holds or waits."""
         async with self.admin() as admin:
             for _ in range(100):
-                left = await admin.fetch(
-                    f"SELECT pid, state, query FROM pg_stat_activity WHERE {OWN_PREFIX}"
-                )
+                left = await admin.fetch(f"SELECT pid, state, query FROM pg_stat_activity WHERE {OWN_PREFIX}")
                 if not left:
                     break
                 await asyncio.sleep(0.05)
