@@ -10,6 +10,7 @@ import pytest
 import aiolock
 from aiolock import Client
 from tests import servers
+from tests.backends.mysql.rows import OVER_ROWS
 
 PASSWORD = "s3cret/pass@word"
 ACCOUNT = (
