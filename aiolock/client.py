@@ -616,10 +616,8 @@ class Client:
         return cls(self._runtime, request, lease_options, options.get("timeout", self._timeout))
 
     def _request(self, kind: Kind, name: str, options: LockOptions) -> Request:
-        ttl, label = (
-            options.get("ttl") or self._settings.ttl,
-            self._runtime.identity(options.get("label") or ""),
-        )
+        ttl, label = options.get("ttl") or self._settings.ttl, options.get("label")
+        label = self._runtime.identity(label) if label else self._runtime.shown
         fair, life = options.get("fair", False), math.inf
         if not options.get("renew", True):
             # A hand-over inside the client would give the next task what is left of the life of this hold.

@@ -156,6 +156,8 @@ class Runtime(OneProcess):
         self.label = label
         """The label of the client; may be empty."""
         self.caller = caller
+        self.shown: str = labelled_by(caller, label)
+        """The text by which servers show a request of this client that has no label of its own."""
         """Host and process, as servers keep them."""
         self.state: State = State.NEW
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -198,7 +200,7 @@ class Runtime(OneProcess):
 
     def identity(self, label: str) -> str:
         """Return the text by which servers show a request of this client; an empty label is that of the client."""
-        return labelled_by(self.caller, label or self.label)
+        return labelled_by(self.caller, label) if label else self.shown
 
     @property
     def contending(self) -> list[Contender]:

@@ -30,6 +30,8 @@ PERIOD = 2.0
 """Most seconds between heartbeats."""
 PERIOD_WITHOUT_PUSH = 0.1
 """Seconds between heartbeats while grants cannot be pushed to this client."""
+ASKED_FOR = 30.0
+"""Seconds in which a client asks after it has found that another one, which may send no messages, uses a lock that it waits for."""
 LIFE = 3.0
 """Least seconds that a position lives without a heartbeat."""
 BATCH = 1000
@@ -108,6 +110,10 @@ class Wakeups:
         self._timer_at = math.inf
         self.pushed = True
         """Grants are pushed to this client."""
+        self._subscription = ""
+        """The end of the name of the present subscription's own channel."""
+        self._asks_until = 0.0
+        """The time until which this client asks, although grants are pushed to it."""
         self._notified = "s"
         """The way in which this client learns of a grant: by push (s, with the end of its subscription's own channel) or by asking (n)."""
         self.batch = batch
@@ -157,14 +163,15 @@ class Wakeups:
 
     def set_pushed(self, subscription: str | None) -> None:
         """Note what the channel of the present subscription has in addition; ``None`` if grants are not pushed to this client."""
-        self.pushed = subscription is not None
-        self._notified = "n" if subscription is None else f"s{subscription}"
+        self.pushed, self._subscription = subscription is not None, subscription or ""
         self._pace()
 
     def _pace(self) -> None:
-        self.period = (
-            max(PERIOD_WITHOUT_PUSH, min(self._shortest / 3, PERIOD)) if self.pushed else PERIOD_WITHOUT_PUSH
-        )
+        if self.pushed and not self._asks_until:
+            self._notified = f"s{self._subscription}"
+            self.period = max(PERIOD_WITHOUT_PUSH, min(self._shortest / 3, PERIOD))
+        else:
+            self._notified, self.period = "n", PERIOD_WITHOUT_PUSH
         life = round(max(3 * self.period, LIFE) * 1000)
         terms = f"{life} {self._notified}"
         if terms != self.terms:
@@ -268,6 +275,9 @@ class Wakeups:
             self._next_heartbeat = now + self.period
             return
         self._began = now
+        if self._asks_until and now >= self._asks_until:
+            self._asks_until = 0.0
+            self._pace()
         reason = self._reason or (WakeReason.LAPSED if self.pushed else WakeReason.POLL)
         self._reason = None
         self._round.update(dict.fromkeys(self._waiting, reason))
@@ -325,10 +335,20 @@ class Wakeups:
             self.handed_over(key, window)
             if not waiters:
                 continue
-            if state == 2:
+            if state >= 2:
+                if state == 3:
+                    self._ask()
                 self._missed(key, waiters, reason)
             elif left:
                 self.ends(key, left / 1_000_000, first=state == 1)
+
+    def _ask(self) -> None:
+        """Ask from now on: the client that passed this one over may send no messages."""
+        now = self._clock()
+        self._asks_until = now + ASKED_FOR
+        self._pace()
+        self._next_heartbeat = min(self._next_heartbeat, now + self.period)
+        self._set_timer()
 
     def _missed(self, key: str, waiters: set[Waiter], reason: WakeReason) -> None:
         """Wake the waiters of a lock of which a grant, or the end of a position, was missed."""

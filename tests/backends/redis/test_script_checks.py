@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -163,6 +164,33 @@ async def test_a_client_that_is_told_waits_beside_one_that_is_not(checked, serve
         await lease.release()
         async with asyncio.timeout(PATIENCE):
             await (await back).release()
+
+
+@pytest.mark.parametrize("kind", ["lock", "fair", "semaphore", "write"])
+async def test_a_client_that_is_told_gets_its_turn_among_many_that_cannot_tell(
+    checked, server, connect, kind
+):
+    """They take the lock from each other without a pause; without the mark that they leave, it would wait for ever."""
+    make = KINDS[kind]
+    async with contextlib.AsyncExitStack() as stack:
+        mutes = [await stack.enter_async_context(connect(url(checked))) for _ in range(3)]
+        told = await stack.enter_async_context(connect(server.url))
+
+        async def work(client: aiolock.Client) -> None:
+            while True:
+                async with make(client):
+                    await asyncio.sleep(0.005)
+
+        working = [asyncio.create_task(work(client)) for client in mutes]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                for _ in range(3):
+                    async with make(told):
+                        pass
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
 
 
 async def test_a_server_that_takes_no_script_at_all_is_refused_with_its_words(server, connect):

@@ -56,7 +56,7 @@ class Lock:
         return (await self.call(SCRIPTS["heartbeat"], process, life, pushed, 0, places))[1]
 
     async def force(self) -> list[int]:
-        return await self.call(SCRIPTS["force"], 0)
+        return await self.call(SCRIPTS["force"], 0, "")
 
     async def inspect(self) -> Any:
         return await self.call(SCRIPTS["inspect"])

@@ -54,7 +54,7 @@ class ManyLock(Lock):
         return (await self.call(SCRIPTS["many_heartbeat"], process, life, pushed, 0, places))[1]
 
     async def force(self) -> list[int]:
-        return await self.call(SCRIPTS["many_force"], 0)
+        return await self.call(SCRIPTS["many_force"], 0, "")
 
     async def inspect(self) -> Any:
         return await self.call(SCRIPTS["many_inspect"])

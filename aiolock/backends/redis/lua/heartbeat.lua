@@ -2,7 +2,8 @@
 -- KEYS the locks. ARGV: 1 the client, 2 life of a position in ms, 3 how it learns of a grant (as for enter), 4 floor, then for each
 -- lock how many positions it certainly has there (more may be on their way, or being left).
 -- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of the confirmation window of a grant
--- that was just made (or -1), state}: state 1 the client is first in the queue, 2 ask again (it was granted the lock, or positions are gone), else 0.
+-- that was just made (or -1), state}: state 1 the client is first in the queue, 2 ask again (it was granted the lock, or positions are gone),
+-- 3 the same, where a client uses the lock that may send no messages, else 0.
 -- Safe: a hold that it ends has expired by the server's clock; the waiter that it grants is next in the queue.
 -- include tokens
 -- include serve
@@ -13,12 +14,12 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i = 1, #KEYS do
-  local f = redis.pcall('HMGET', KEYS[i], 'owner', 'until', 'head', 'tail', 'provisional', 'p:' .. mine, 'ttl')
+  local f = redis.pcall('HMGET', KEYS[i], 'owner', 'until', 'head', 'tail', 'provisional', 'p:' .. mine, 'ttl', 'unsent')
   -- A key of another type fails the requests of its own waiters; the positions in other queues go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
   local counted = string.match(f[6] or '', '(%d+)$')
-  local window, state = 0, 0
+  local window, state, unsent = 0, 0, tonumber(f[8] or 0) > now
   if counted then
     redis.call('PEXPIRE', KEYS[i], string.format('%.0f',
       math.max(f[1] and f[2] - now or 0, ARGV[2] * 1000) / 1000 + 60000))
@@ -41,7 +42,7 @@ for i = 1, #KEYS do
   end
   local handed = f[1] and f[5] == '1' and string.match(f[1], '^%x+') == mine
   if broken or handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then
-    state = 2
+    state = unsent and 3 or 2
   elseif first and string.match(first, '^%x+') == mine then
     state = 1
   end

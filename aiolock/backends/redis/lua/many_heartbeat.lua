@@ -12,12 +12,12 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i = 1, #KEYS do
-  local f = redis.pcall('HMGET', KEYS[i], 'used', 'limit', 'head', 'tail', 'next', 'p:' .. mine, 'swept')
+  local f = redis.pcall('HMGET', KEYS[i], 'used', 'limit', 'head', 'tail', 'next', 'p:' .. mine, 'swept', 'unsent')
   -- A key of another type fails the requests of its own waiters; the positions in other queues go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
   local counted = string.match(f[6] or '', '(%d+)$')
-  local used, window, handed, state = tonumber(f[1] or 0), 0, broken, 0
+  local used, window, handed, state, unsent = tonumber(f[1] or 0), 0, broken, 0, tonumber(f[8] or 0) > now
   if counted then
     redis.call('HDEL', KEYS[i], 'p:' .. mine)
     redis.call('HSET', KEYS[i], 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
@@ -30,7 +30,7 @@ for i = 1, #KEYS do
   end
   local first = not broken and redis.call('HGET', KEYS[i], 'q:' .. (f[3] or 0))
   if handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then
-    state = 2
+    state = unsent and 3 or 2
   elseif first and string.match(first, '^%x+') == mine then
     state = 1
   end

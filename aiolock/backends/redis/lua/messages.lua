@@ -5,8 +5,9 @@
 -- The subscribers are counted before: replication carries every message to the replicas, also one that has no receiver here, and a client that is
 -- subscribed at one of them would believe a grant that is taken back here. They are counted on the channel of the client's present
 -- ``subscription`` alone: the server may not have noticed the end of an earlier one. Without the right to count, the message names no token, and the
--- client asks. Without the right to publish, no push arrives.
+-- client asks. Without the right to publish, no push arrives, and a mark is left instead.
 -- include channel
+-- include unsent
 local function tell(nth, process, text)
   redis.pcall('PUBLISH', channel(KEYS[nth], process), text)
 end
@@ -14,6 +15,8 @@ local function push(nth, process, subscription, request, token, count, now, wind
   local to = channel(KEYS[nth], process)
   local subscribed = redis.pcall('PUBSUB', 'NUMSUB', to .. subscription)[2]
   if subscribed == 0 then return nil end
-  return tonumber(redis.pcall('PUBLISH', to, subscribed
-    and string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, count, now, window, waiting) or 'n ' .. request))
+  local reached = redis.pcall('PUBLISH', to, subscribed
+    and string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, count, now, window, waiting) or 'n ' .. request)
+  if type(reached) == 'table' then return unsent(nth, now) end
+  return reached
 end
