@@ -19,11 +19,13 @@ __all__ = [
     "POSTGRESQL",
     "PRISMA",
     "REDIS",
+    "REDISS",
     "SQLITE",
     "ZOOKEEPER",
     "ForeignParameters",
     "Meaning",
     "meaning_of",
+    "plain_name",
     "scheme_of",
 ]
 
@@ -67,16 +69,23 @@ def scheme_of(url: str) -> str:
     return ALIASES.get(scheme.lower(), scheme.lower()) if mark else ""
 
 
-def meaning_of(known: ForeignParameters, name: str, *, own_tls: bool = False) -> Meaning | None:
+def plain_name(name: str) -> str:
+    """Return the name of a parameter in lower case, without ``-`` and ``_``."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def meaning_of(known: ForeignParameters, name: str, *, own_tls: object = None) -> Meaning | None:
     """Return what a parameter means; ``None`` if it is not known.
 
-    :param own_tls: whether all that foreign parameters say about TLS counts for nothing, because the option ``tls`` is given by its
-        own name, or because the server is reached by a socket in the file system.
+    :param own_tls: the option ``tls``, if it is given by its own name, or ``"off"`` where the server is reached by a socket in the
+        file system: then foreign parameters only name the authority, and that only for ``"verify"``.
     """
-    plain = name.lower().replace("-", "").replace("_", "")
+    plain = plain_name(name)
     meaning = known.get(plain)
     if own_tls and meaning is not None and _TLS.keys() <= known.keys():
         # Where TLS is said in other words than those of the option, as not by MongoDB's `tls` and `tlsCAFile`.
+        if own_tls == "verify" and plain in ("sslrootcert", "sslca"):
+            return lambda _, value: {} if value == "system" else {"tls_ca": value}
         return _ignored if plain.startswith(("ssl", "requiressl", "channelbinding")) else meaning
     return meaning
 
@@ -219,6 +228,9 @@ def _socket_file(name: str, value: str) -> Mapping[str, str]:
     return {"unix_socket": folder, "port": port}
 
 
+_other_schema = _refused(
+    "clients with another address would use another table: write table=app.aiolock in all of them, or leave it away"
+)
 _AT_PRIMARY = _refused("locks are kept by the primary alone: write target_session_attrs=primary, or nothing")
 _ELSEWHERE = _refused("nothing is read but the address: write host, user and password into it")
 
@@ -280,8 +292,8 @@ POSTGRESQL: ForeignParameters = {
             ),
         }
     ),
-    # Prisma's; other values are not ignored, see `PRISMA`.
-    "schema": _ignored,
+    # Prisma's; by its exact name it is an option of the library as well, see `PRISMA`.
+    "schema": lambda name, value: _ignored(name, value) if value == "public" else _other_schema(name, value),
     **_all(
         _ignored,
         *("applicationname", "fallbackapplicationname", "asyncfallback", "disableserversidecursors"),
@@ -349,6 +361,15 @@ REDIS: ForeignParameters = {
             "sockettimeout",
         ),
         "timeout",
+    ),
+}
+
+
+REDISS: ForeignParameters = {
+    **REDIS,
+    **_all(
+        _switch(_ignored, _refused("rediss:// is a connection with TLS: write redis:// for one without")),
+        *("ssl", "tls"),
     ),
 }
 

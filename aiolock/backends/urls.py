@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 from unicodedata import normalize
 from urllib.parse import parse_qsl, quote, unquote
 
-from aiolock.backends.foreign_parameters import PARTS, PRISMA, ForeignParameters, meaning_of, scheme_of
+from aiolock.backends.foreign_parameters import (
+    PARTS,
+    PRISMA,
+    ForeignParameters,
+    meaning_of,
+    plain_name,
+    scheme_of,
+)
 from aiolock.core.logs import Log, get_logger
 from aiolock.errors import ConfigError, meant, shorten
 
@@ -156,6 +163,9 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
     if "unix_socket" in form.options and (socket := _socket_in_query(host_list)):
         host_list, query = "", f"{query}&{socket}"
     options, parts = _options(form, query, given)
+    if parts.get("host") == "" and host_list.lower() == "localhost":
+        # As Prisma writes it where the query names a socket.
+        host_list = ""
     user = _once("user", parts, _decoded(name)) or ""
     password = _once("password", parts, _decoded(secret) if colon else None)
     host_list = _once("host", parts, host_list) or ""
@@ -246,12 +256,11 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> tuple[dict[str
     found: dict[str, Any] = {}
     foreign: dict[str, tuple[str, str]] = {}
     pairs = parse_qsl(query, keep_blank_values=True)
-    own_tls = given.get("tls") is not None or (
-        "tls" in form.options and any(name == "tls" for name, _ in pairs)
-    )
-    by_socket = given.get("unix_socket") is not None or any(_names_socket(*pair) for pair in pairs)
+    own_tls = given.get("tls") or ("tls" in form.options and dict(pairs).get("tls"))
+    if given.get("unix_socket") is not None or any(_names_socket(*pair) for pair in pairs):
+        own_tls = "off"
     for name, value in pairs:
-        meaning = meaning_of(form.foreign, name, own_tls=own_tls or by_socket)
+        meaning = meaning_of(form.foreign, name, own_tls=own_tls)
         if name in form.options and not (meaning is not None and (name, value) == PRISMA):
             if name in found:
                 raise given_twice(name)
@@ -282,13 +291,16 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> tuple[dict[str
             )
         foreign.setdefault("unix_socket", foreign.pop("host"))
     parts = {name: value for name, (value, _) in foreign.items() if name in PARTS}
+    if "unix_socket" in foreign:
+        parts["host"] = ""
     options = {name: value for name, (value, _) in foreign.items() if name not in PARTS} | found
     return {name: every[name](name, value) for name, value in options.items()}, parts
 
 
 def _names_socket(name: str, value: str) -> bool:
     """Return whether a parameter says that the server is reached by a socket in the file system, where other clients use no TLS."""
-    return name in {"unix_socket", "unix_sock"} or (name == "host" and value.startswith("/"))
+    plain = plain_name(name)
+    return plain in {"unixsocket", "unixsock"} or (plain == "host" and value.startswith("/"))
 
 
 def _translate(

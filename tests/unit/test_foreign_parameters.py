@@ -189,6 +189,7 @@ def test_several_hosts(url):
         "host=/run&sslmode=require",
         "sslmode=verify-full&sslrootcert=/none&host=/run",
         "unix_socket=/run&sslmode=prefer",
+        "Host=/run&sslmode=prefer",
     ],
 )
 def test_a_socket_in_the_file_system_has_no_tls_whatever_foreign_parameters_say(query, caplog):
@@ -198,6 +199,11 @@ def test_a_socket_in_the_file_system_has_no_tls_whatever_foreign_parameters_say(
     assert re.search("ssl(mode|rootcert) of a PostgreSQL URL means nothing here, and is ignored", caplog.text)
     with pytest.raises(ConfigError, match="needs no TLS"):
         postgresql(f"postgresql://app@/base?{query}", {"tls": "verify"})
+
+
+def test_prisma_s_localhost_beside_a_socket_is_no_host():
+    address, _ = postgresql("postgresql://app@localhost/base?host=/cloudsql/one", {})
+    assert address.arguments["host"] == "/cloudsql/one"
 
 
 def test_login_and_database_in_the_query_of_mysql():
@@ -225,6 +231,8 @@ def test_celery_s_socket_and_its_words_for_certificates():
         (f"{POSTGRESQL}?options=endpoint%3Dep-quiet", "options"),
         (f"{POSTGRESQL}?pgbouncer=false", "pgbouncer"),
         (f"{POSTGRESQL}?schema=public", "schema"),
+        (f"{POSTGRESQL}?SCHEMA=public", "SCHEMA"),
+        ("rediss://h1?ssl=true", "ssl"),
         (f"{POSTGRESQL}?replication=false", "replication"),
         (f"{POSTGRESQL}?target_session_attrs=any", "target_session_attrs"),
         (f"{MYSQL}?charset=utf8mb4", "charset"),
@@ -275,6 +283,12 @@ def test_what_changes_nothing_is_ignored_with_a_line(url, name, caplog):
         (f"{POSTGRESQL}?replication=database", "replication .*takes no locks: leave it away"),
         (f"{POSTGRESQL}?schema=app", "schema must be .*, not 'app'; .* as in table=app.aiolock"),
         (f"{POSTGRESQL}?schema=public&schema=app", "schema must be "),
+        (f"{POSTGRESQL}?Schema=app", "Schema .*write table=app.aiolock"),
+        (f"{POSTGRESQL}?host=/run", "host is given twice"),
+        (f"{POSTGRESQL}?unix_sock=/run/.s.PGSQL.5433", "host is given twice"),
+        (f"{MYSQL}?host=/run/mysqld.sock", "host is given twice"),
+        (f"{POSTGRESQL}?tls=verify&sslrootcert=/none/ca.pem", "/none/ca.pem"),
+        (f"rediss://app:{SECRET}@h1?tls=false", "write redis:// for one without"),
         (f"{MYSQL}?schema=public", "schema must be "),
         (f"{POSTGRESQL}?ssl=no-verify", "ssl .*write tls=encrypt"),
         (f"{MYSQL}?ssl=%7B%22rejectUnauthorized%22%3A%20false%7D", "ssl .*write tls=encrypt"),

@@ -29,6 +29,7 @@ from aiolock.backends.redis.url import (
     Endpoint,
     Verify,
     credentials,
+    form_of,
 )
 from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import Options
@@ -141,7 +142,7 @@ class Sentinels(Endpoint):
             "sentinel_username": sentinel_username,
             "sentinel_password": sentinel_password,
         }
-        address = parse(_FORM, url, given)
+        address = parse(form_of(_FORM, url), url, given)
         service, _, db = address.path[1:].partition("/")
         if not service:
             raise _FORM.error("it names hosts but no service")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -23,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
 from aiolock.backends.dial import open_socket
-from aiolock.backends.foreign_parameters import REDIS
+from aiolock.backends.foreign_parameters import REDIS, REDISS, scheme_of
 from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.urls import (
     QUOTE,
@@ -50,6 +51,7 @@ __all__ = [
     "Endpoint",
     "Verify",
     "credentials",
+    "form_of",
 ]
 
 Verify = Callable[[AbstractConnection], Awaitable[None]]
@@ -169,6 +171,15 @@ _FORM = Form(
 E = TypeVar("E", bound="Endpoint")
 
 
+def form_of(form: Form, url: object) -> Form:
+    """Return the form of an address with what foreign parameters mean under its scheme: ``rediss`` has TLS already."""
+    return (
+        replace(form, foreign=REDISS)
+        if isinstance(url, str) and scheme_of(url).startswith("rediss")
+        else form
+    )
+
+
 class Endpoint:
     """A server's address, and everything that is needed to log in; no I/O before :meth:`connect`.
 
@@ -186,7 +197,7 @@ class Endpoint:
     """The number of replicas that have to confirm a grant."""
 
     def __init__(self, url: str | None, **options: Any) -> None:
-        address = parse(_FORM, url, options)
+        address = parse(form_of(_FORM, url), url, options)
         self.replicas = address.options.pop("replicas", 0)
         if address.scheme != "unix":
             if not address.hosts and (address.user or address.password):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
 from aiolock.backends.foreign_parameters import REDIS
-from aiolock.backends.redis.url import BESIDE, IN_URL, Endpoint, credentials
+from aiolock.backends.redis.url import BESIDE, IN_URL, Endpoint, credentials, form_of
 from aiolock.backends.urls import Form, Host
 from aiolock.backends.urls import parse as parse_address
 from aiolock.errors import ConfigError
@@ -137,7 +137,7 @@ class Seeds(Endpoint):
     moves = True
 
     def __init__(self, url: str, **options: Any) -> None:
-        address = parse_address(_FORM, url, options)
+        address = parse_address(form_of(_FORM, url), url, options)
         self.replicas = address.options.pop("replicas", 0)
         kind = SSLConnection if address.scheme == "rediss+cluster" else Connection
         self._set(kind, credentials(address, address.path))
