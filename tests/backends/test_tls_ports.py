@@ -26,7 +26,10 @@ PLAIN = {
 }
 """What is said at a port of TLS."""
 ENCRYPTED = {
-    "etcd://{where}?tls=true&tls_ca={ca}": ("see tls, tls_cert and tls_key", "not speak TLS at this port"),
+    "etcd://{where}?tls=true&tls_ca={ca}": (
+        "see tls, tls_cert and tls_key",
+        "speak no TLS that this client accepts",
+    ),
     "zookeeper://{where}?tls=true&tls_ca={ca}": ("tls_cert and tls_key", "not speak TLS at this port (tls)"),
     "rediss://{where}?ssl_ca_certs={ca}": (
         "ssl_certfile and ssl_keyfile",

@@ -89,7 +89,7 @@ class NewConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is asked."""
         tls = self.address.tls is not None
-        self.channel.fail(lambda: unreachable(self.host, exc or EOFError(), tls=tls, encrypted=tls))
+        self.channel.fail(lambda: unreachable(self.host, exc or EOFError(), tls=tls))
 
 
 async def new_connection(host: Host, address: Address, timeout: float) -> NewConnection:

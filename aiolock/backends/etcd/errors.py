@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 
-from aiolock.backends.urls import Host, ended_by_peer, is_alert
+from aiolock.backends.urls import Host, ended_by_peer
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 
 __all__ = [
@@ -85,11 +85,8 @@ def refused(host: Host, answer: bytes, *, tls: bool) -> BackendRefused:
     )
 
 
-def unreachable(host: Host, error: BaseException, *, tls: bool, encrypted: bool = False) -> BackendError:
-    """Return the error of this library for one that came while a connection was made; the caller chains it.
-
-    :param encrypted: the handshake of TLS had ended, so that the server speaks it.
-    """
+def unreachable(host: Host, error: BaseException, *, tls: bool) -> BackendError:
+    """Return the error of this library for one that came while a connection was made; the caller chains it."""
     if isinstance(error, BackendError):
         return error
     if isinstance(error, TimeoutError):
@@ -107,9 +104,8 @@ def unreachable(host: Host, error: BaseException, *, tls: bool, encrypted: bool 
         return BackendUnavailable(f"{host} cannot be reached: {error}")
     if not tls:
         return BackendUnavailable(f"{host} closed the connection; it may demand TLS: tls=true, or be no etcd")
-    reason = f" ({error.reason})" if isinstance(error, ssl.SSLError) and is_alert(error) else ""
-    other = "" if reason or encrypted else ", or not speak TLS at this port"
+    # Which of an alert and the end of the connection arrives is chance, so the sentence is the same; the cause has the alert.
     return BackendUnavailable(
-        f"{host} ended the TLS connection before it could be used{reason}; it may demand a certificate of the client: see tls, "
-        f"tls_cert and tls_key{other}"
+        f"{host} ended the TLS connection before it could be used; it may demand a certificate of the client, or speak no TLS "
+        "that this client accepts at this port: see tls, tls_cert and tls_key"
     )
