@@ -328,11 +328,13 @@ class _Party:
     def condition(self, body: Body) -> int | Late | None:
         """Return how many came before, once the round was passed; raise :class:`BarrierBroken` if it was broken."""
         self._inside = inside(body)
-        number, before = self._arrived()
+        if not self.arrival.done():
+            return None
+        number, before = self.arrival.result()
         if number == MISSED:
             return LATE
         if not number:
-            if self.arrival.done() and not full(body):
+            if not full(body):
                 # A full round was being confirmed; this party is one of the next round.
                 self.arrival = self._register.change(self._arrive, patient=True)
             return None
@@ -347,9 +349,10 @@ class _Party:
     def leave(self, why: str) -> asyncio.Future[str | None]:
         """Give up; the future gets the :func:`outcome` of the round until then."""
         self._register.withdraw(self.arrival)
-        number, _ = self._arrived()
 
         def update(body: Body) -> tuple[Body | None, str | None]:
+            # The reading before may have shown that an arrival without an answer has counted.
+            number, _ = self._arrived()
             return leave(body, self.id, why)[0], outcome(body, number) if number > 0 else None
 
         return self._register.change(update)

@@ -423,6 +423,33 @@ async def test_a_party_whose_time_ends_as_all_pass_passes_with_them(monkeypatch)
     await two_at_a_barrier(MemoryServer(), gate, 0.3, act)
 
 
+async def test_a_party_whose_arrival_was_not_answered_finds_out_that_it_has_passed(monkeypatch):
+    """A barrier of one is passed by its arrival, whose answer is lost; the time ends before the next reading."""
+    monkeypatch.setattr(barrier, "GRACE", 20.0)
+    server, gate, requests = MemoryServer(), Gate(), 0
+
+    async def way(step):
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            step()
+            gate.close()
+            raise BackendUnavailable("the connection was lost")
+        return await gate(step)
+
+    async with connect(server, way) as client:
+        party = asyncio.create_task(client.barrier("x", 1).wait(timeout=0.1))
+        await until(
+            lambda: any(
+                len(each._changes) == 1 and requests > 2 for each in client._runtime.registers.values()
+            )
+        )
+        await asyncio.sleep(0.2)
+        gate.open()
+        async with asyncio.timeout(20):
+            assert await party == 0
+
+
 async def test_a_party_that_cannot_find_out_says_so():
     gate = Gate()
 
