@@ -304,7 +304,7 @@ class World:
             nothing(peer.host.name, "queues", runtime.shared, runtime.contenders)
             nothing(peer.host.name, "clean-ups", runtime.cleanups)
             nothing(peer.host.name, "blocks", *BLOCKS.of(runtime).values())
-            nothing(peer.host.name, "writers", runtime.writers)
+            nothing(peer.host.name, "registers", runtime.registers)
             nothing(
                 peer.host.name, "terms", len(scheduler), any(scheduler._calm.values()), scheduler._watched
             )
