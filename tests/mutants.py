@@ -572,8 +572,7 @@ MUTANTS = (
         "aiolock.backends.rows.context",
         "(self.store.in_order and not doubt)",
         "self.store.in_order",
-        ENGINE
-        + "test_an_own_grant_that_a_read_finds_is_believed_after_a_later_write_where_others_see_it_before_it_is_flushed",
+        ENGINE + "test_a_read_is_proved_by_a_write_that_was_sent_after_its_answer_on_the_same_connection",
     ),
     Mutant(
         "a write that was answered before a read proves what it has shown",

@@ -2250,6 +2250,10 @@ async def test_an_own_grant_that_a_read_finds_is_believed_after_a_later_write_wh
 async def test_a_read_is_proved_by_a_write_that_was_sent_after_its_answer_on_the_same_connection():
     async with Side(serve()) as one:
         assert one.backend.context.read(doubt=False) is None
+    async with Side(serve(in_order=True)) as one:
+        # In the one log of a server, what others have written proves itself; an own write that was given up does not.
+        assert one.backend.context.read(doubt=False) is None
+        assert one.backend.context.read(doubt=True) is not None
     async with Side(serve(standby=True)) as one:
         context = one.backend.context
         before = context.flight()
