@@ -26,7 +26,7 @@ __all__ = [
 
 LIMIT = 3
 """The permits of every semaphore."""
-MODES = {
+MODES: dict[str, tuple[str, ...]] = {
     "mutex": ("mutex",),
     "reentrant": ("reentrant",),
     "read-write": ("read", "read", "write"),

@@ -157,9 +157,9 @@ class Worker:
         self, settings: Settings, draw: Draw = contend, resource: Callable[[], Resource] | None = None
     ) -> None:
         self.settings = settings
-        self.recorder = Recorder(settings.history, settings.process)
+        self.recorder: Recorder = Recorder(settings.history, settings.process)
         self.client: aiolock.Client
-        self.blocks = False
+        self.blocks: bool = False
         self._draw, self._resource = draw, resource
         self._next_turn = 0.0
 
@@ -340,7 +340,7 @@ class Worker:
                 # Others are inside as well, with higher tokens: it only reads.
                 await resource.read(name, hold.id, token, fenced=False)
         if self.blocks and values:
-            self.blocks = False
+            self.blocks: bool = False
             self.recorder.stop(self.settings.process)
             time.sleep(1.5 * max(self.settings.ttls))  # noqa: ASYNC251 - that is the fault
             self.recorder.cont(self.settings.process)

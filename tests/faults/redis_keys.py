@@ -73,8 +73,9 @@ async def nothing_is_left(admin: redis.asyncio.Redis, namespace: str) -> None:
 
 
 async def subscriptions(admin: redis.asyncio.Redis, namespace: str) -> int:
-    """How many channels of a namespace somebody listens to."""
-    return len(await admin.pubsub_channels(f"{namespace}:1:to:*"))
+    """How many clients of a namespace listen: each has a channel for all its subscriptions, and one for each."""
+    channels = [channel.decode() for channel in await admin.pubsub_channels(f"{namespace}:1:to:*")]
+    return len({channel.removeprefix(f"{namespace}:1:to:").partition(":")[0] for channel in channels})
 
 
 def descriptors() -> int:
