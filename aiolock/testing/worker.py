@@ -340,7 +340,7 @@ class Worker:
                 # Others are inside as well, with higher tokens: it only reads.
                 await resource.read(name, hold.id, token, fenced=False)
         if self.blocks and values:
-            self.blocks: bool = False
+            self.blocks = False
             self.recorder.stop(self.settings.process)
             time.sleep(1.5 * max(self.settings.ttls))  # noqa: ASYNC251 - that is the fault
             self.recorder.cont(self.settings.process)
