@@ -48,7 +48,7 @@ def test_a_job_that_does_not_listen_is_killed_at_the_end_of_its_time(shell, opti
 @pytest.mark.parametrize("job", ["true", "exit 3"])
 def test_a_run_that_was_short_keeps_its_lock(shell, job):
     begin = datetime.now(UTC)
-    status = shell.run("run", "--at-least", "60", "--max-hold", "60", "x", "sh", "-c", job)[0]
+    status = shell.run("run", "--at-least", "55", "--max-hold", "60", "x", "sh", "-c", job)[0]
     assert status == (3 if "exit" in job else 0)
     info = shell.look("x")
     [kept] = info.kept
