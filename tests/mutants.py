@@ -310,14 +310,6 @@ MUTANTS = (
         QUORUM,
     ),
     Mutant(
-        "a renewal counts that too few servers have heard",
-        "aiolock.backends.quorum.claim",
-        "        if len(fresh) < self.members.needed:\n            return None\n",
-        "        fresh *= self.members.needed\n",
-        QUORUM,
-        begin=20,
-    ),
-    Mutant(
         "a release leaves one vote behind",
         "aiolock.backends.quorum.claim",
         "for vote in self.votes if vote.known}",
