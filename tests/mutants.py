@@ -310,6 +310,13 @@ MUTANTS = (
         QUORUM,
     ),
     Mutant(
+        "a renewal counts that too few servers have heard",
+        "aiolock.backends.quorum.claim",
+        "        if len(fresh) < self.members.needed:\n            return None\n",
+        "        if not fresh:\n            return None\n        fresh *= self.members.needed\n",
+        "tests/unit/test_quorum_rules.py::test_a_renewal_that_one_of_three_servers_has_answered_prolongs_nothing",
+    ),
+    Mutant(
         "a release leaves one vote behind",
         "aiolock.backends.quorum.claim",
         "for vote in self.votes if vote.known}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -149,3 +150,24 @@ def kept(*seconds: float, who: str = "a") -> LockInfo:
 )
 def test_what_is_kept_is_kept_at_a_majority(infos, left):
     assert [(one.until - NOW).total_seconds() for one in combined(infos, 2).kept] == left
+
+
+async def test_a_renewal_that_one_of_three_servers_has_answered_prolongs_nothing():
+    """The other two fall silent: without a majority the holder has to be told when its time is over."""
+    silent = asyncio.Event()
+
+    async def falls_silent(step):
+        if silent.is_set():
+            await asyncio.get_running_loop().create_future()
+        return step()
+
+    backends = [
+        MemoryBackend(server=MemoryServer(), transport=way) for way in (None, falls_silent, falls_silent)
+    ]
+    async with Client(QuorumBackend(backends), ttl=0.6) as client:
+        lease = await client.lock("x").acquire()
+        # A renewal of all three has succeeded, so that only those that follow decide.
+        await until(lambda: client.stats()["renewals"] > 0)
+        silent.set()
+        async with asyncio.timeout(10):
+            assert await lease.wait_lost() == "expired"
