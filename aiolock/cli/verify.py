@@ -25,7 +25,7 @@ from aiolock.core.capabilities import Administration
 from aiolock.errors import ConfigError, LockError
 from aiolock.testing.history import History, Recorder, load
 from aiolock.testing.verification import SURVIVAL, Report, assess
-from aiolock.testing.worker import Settings
+from aiolock.testing.worker import WorkerSettings
 
 __all__ = ["BROKEN", "verify"]
 
@@ -113,7 +113,7 @@ def _began(history: History) -> datetime:
 # --- workers
 
 
-class _Worker:
+class _WorkerProcess:
     """A process that contends."""
 
     def __init__(self, name: str, folder: Path, recorder: Recorder) -> None:
@@ -129,7 +129,7 @@ class _Worker:
         """True once its client is open, or it has ended."""
         return bool(self.trouble) or (self.history.exists() and b'"open"' in self.history.read_bytes())
 
-    async def run(self, given: Settings, over: asyncio.Event) -> None:
+    async def run(self, given: WorkerSettings, over: asyncio.Event) -> None:
         """Run the process until it ends, which it should not do before the event is set. Cancelling it kills the process."""
         with self._log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -175,11 +175,13 @@ async def _contend(options: argparse.Namespace, output: Output, namespace: str, 
     recorder = Recorder(folder / "verify.jsonl", "verify")
     addresses = [str(address) for address in settings.url(options).split()]
     start, over = time.monotonic(), asyncio.Event()
-    workers = [_Worker(f"process{number}", folder, recorder) for number in range(1, options.processes + 1)]
+    workers = [
+        _WorkerProcess(f"process{number}", folder, recorder) for number in range(1, options.processes + 1)
+    ]
     try:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
-                given = Settings(
+                given = WorkerSettings(
                     url=addresses if len(addresses) > 1 else addresses[0],
                     namespace=namespace,
                     history=str(worker.history),

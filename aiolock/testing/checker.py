@@ -149,10 +149,10 @@ def tokens(history: History, *, grace: float = GRACE) -> list[str]:
             found += _risen(before.until(hold.call), hold)
         awake = [hold for hold in finished if _awake(history, hold.process, hold.ret, grace) == hold.ret]
         exclusive = _Highest([hold for hold in awake if hold.mode in {"mutex", "reentrant", "write"}])
-        anybody = _Highest(awake)
+        any_mode = _Highest(awake)
         for hold in awake:
             if hold.mode in {"mutex", "reentrant", "write"}:
-                found += _risen(anybody.until(hold.ret), hold)
+                found += _risen(any_mode.until(hold.ret), hold)
             elif hold.mode == "read":
                 found += _risen(exclusive.until(hold.ret), hold)
     return list(dict.fromkeys(found))
@@ -425,7 +425,7 @@ def semaphore(limit: int) -> Model:
     return Model(lambda inside, op: sum(permits for *_, permits in inside) + op.permits <= limit)
 
 
-class _Entry:
+class _TimelineEntry:
     """A call (`answer` is its return's entry, if it has one) or a return, in a doubly linked list in the order of time."""
 
     __slots__ = ("after", "answer", "before", "bit", "op")
@@ -433,8 +433,8 @@ class _Entry:
     def __init__(self, op: Op | None = None, bit: int = 0) -> None:
         self.op, self.bit = op, bit
         self.before = self
-        self.after: _Entry | None = None
-        self.answer: _Entry | None = None
+        self.after: _TimelineEntry | None = None
+        self.answer: _TimelineEntry | None = None
 
     def lift(self) -> None:
         for entry in filter(None, (self, self.answer)):
@@ -449,15 +449,15 @@ class _Entry:
                 entry.after.before = entry
 
 
-def _listed(ops: list[Op]) -> _Entry:
+def _listed(ops: list[Op]) -> _TimelineEntry:
     edges = []
     for number, op in enumerate(ops):
-        call = _Entry(op, 1 << number)
+        call = _TimelineEntry(op, 1 << number)
         edges.append((op.call, 0, number, call))  # at equal stamps calls come first: they are concurrent
         if op.ret < NEVER:
-            call.answer = _Entry()
+            call.answer = _TimelineEntry()
             edges.append((op.ret, 1, number, call.answer))
-    head = last = _Entry()
+    head = last = _TimelineEntry()
     for *_, entry in sorted(edges, key=lambda edge: edge[:3]):
         last.after, entry.before, last = entry, last, entry
     return head
@@ -467,8 +467,8 @@ def linearizable(ops: list[Op], model: Model) -> list[str]:
     """Look for one order of the operations, within their times, in which a single correct lock gives all their answers."""
     head, done = _listed(ops), 0
     state: State = (0, ())
-    chosen: list[tuple[_Entry, State]] = []
-    best: list[_Entry] = []
+    chosen: list[tuple[_TimelineEntry, State]] = []
+    best: list[_TimelineEntry] = []
     seen: set[tuple[int, State]] = set()
     entry = head.after
     while entry is not None:  # past the end no return is unexplained: what is left may not have happened
@@ -493,7 +493,7 @@ def linearizable(ops: list[Op], model: Model) -> list[str]:
     return []
 
 
-def _unexplained(ops: list[Op], best: list[_Entry]) -> str:
+def _unexplained(ops: list[Op], best: list[_TimelineEntry]) -> str:
     chosen = sum(entry.bit for entry in best)
     left = [op for number, op in enumerate(ops) if op.ret < NEVER and not chosen >> number & 1]
     return f"search: no order explains {min(left, key=attrgetter('ret'))} after {[entry.op for entry in best[-3:]]}"

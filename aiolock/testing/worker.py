@@ -31,7 +31,7 @@ from aiolock.lease import hold_of
 from aiolock.testing.history import TICK, Recorder
 from aiolock.testing.locks import Wish, wish
 
-__all__ = ["Complaints", "Plan", "Resource", "Settings", "Worker", "contend", "draw", "main", "serve"]
+__all__ = ["Complaints", "Plan", "Resource", "Worker", "WorkerSettings", "contend", "draw", "main", "serve"]
 
 PATIENCE = 1.5
 """Seconds after the end in which waiting tasks are given up."""
@@ -56,7 +56,7 @@ class Resource(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """The settings of a worker; ``until`` is a time of ``time.monotonic()``, ``rate`` the most turns per second (0: no limit)."""
 
     url: str | list[str]
@@ -154,7 +154,7 @@ class Worker:
     """
 
     def __init__(
-        self, settings: Settings, draw: Draw = contend, resource: Callable[[], Resource] | None = None
+        self, settings: WorkerSettings, draw: Draw = contend, resource: Callable[[], Resource] | None = None
     ) -> None:
         self.settings = settings
         self.recorder: Recorder = Recorder(settings.history, settings.process)
@@ -464,7 +464,7 @@ async def _until_closed(worker: Worker) -> None:
 
 def main() -> None:
     """Run the worker whose settings are the first line of stdin."""
-    settings = Settings(**json.loads(os.read(sys.stdin.fileno(), 65_536)))
+    settings = WorkerSettings(**json.loads(os.read(sys.stdin.fileno(), 65_536)))
     asyncio.run(_until_closed(serve(Worker(settings))))
 
 

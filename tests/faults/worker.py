@@ -9,14 +9,14 @@ import asyncio
 import json
 import sys
 
-from aiolock.testing.worker import Settings, Worker, draw, serve
+from aiolock.testing.worker import Worker, WorkerSettings, draw, serve
 from tests.faults.fenced_store import StoreClient
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
     store = settings.pop("store")
-    asyncio.run(serve(Worker(Settings(**settings), draw, lambda: StoreClient(store))).run())
+    asyncio.run(serve(Worker(WorkerSettings(**settings), draw, lambda: StoreClient(store))).run())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from aiolock.backends.dial import open_socket
 from aiolock.backends.mysql.errors import deadly, takes_no_writes, translate
 from aiolock.errors import BackendError, BackendUnavailable, DeadlockDetected
 
-__all__ = ["NO_RSA", "NO_TLS", "Answer", "MySQLDriver", "MySQLLogin"]
+__all__ = ["NO_RSA", "NO_TLS", "MySQLDriver", "MySQLLogin", "StatementAnswer"]
 
 NO_TLS = "the server does not offer TLS, which tls= asks for"
 NO_RSA = (
@@ -79,7 +79,7 @@ class MySQLLogin(aiomysql.Connection):  # type: ignore[misc]  # the driver is un
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-class Answer(NamedTuple):
+class StatementAnswer(NamedTuple):
     """The answer to one statement."""
 
     rows: tuple[tuple[Any, ...], ...]
@@ -108,7 +108,7 @@ class MySQLDriver(MySQLLogin):
             raise
         self._probe_link()
 
-    async def run(self, packet: str, answers: list[Answer] | None = None) -> list[Answer]:
+    async def run(self, packet: str, answers: list[StatementAnswer] | None = None) -> list[StatementAnswer]:
         """Send a packet of statements; the answers to all.
 
         Raises the error of the first statement that fails, after which the server executes no other one: ``answers`` then has
@@ -118,12 +118,14 @@ class MySQLDriver(MySQLLogin):
         await self.query(packet)
         while True:
             found: Any = self._result
-            answers.append(Answer(tuple(found.rows or ()), found.affected_rows or 0, found.insert_id or 0))
+            answers.append(
+                StatementAnswer(tuple(found.rows or ()), found.affected_rows or 0, found.insert_id or 0)
+            )
             if not found.has_next:
                 return answers
             await self.next_result()
 
-    async def fetch(self, *statement: Any) -> list[Answer]:
+    async def fetch(self, *statement: Any) -> list[StatementAnswer]:
         """Send a packet of statements; the answers to all. After a cancellation the connection is of no more use."""
         [packet] = statement
         return await self.run(packet)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from aiolock.backends.mysql.driver import Answer, MySQLDriver
+from aiolock.backends.mysql.driver import MySQLDriver, StatementAnswer
 from aiolock.backends.mysql.errors import NO_SUCH_TABLE, code, translate
 from aiolock.backends.mysql.schema import examine
 from aiolock.backends.sql import read_part, read_statements
@@ -88,7 +88,7 @@ async def examine_tables(driver: MySQLDriver, statements: RowStatements, address
     Cancelling it is cancelling :meth:`MySQLDriver.run`.
     """
 
-    async def ask(packet: str) -> Sequence[Answer]:
+    async def ask(packet: str) -> Sequence[StatementAnswer]:
         return await driver.run(packet)
 
     await examine(ask, statements, address)

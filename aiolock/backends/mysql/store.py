@@ -18,7 +18,7 @@ from aiolock.backends.mysql.diagnosis import (
     refuse,
     refuse_product,
 )
-from aiolock.backends.mysql.driver import Answer, MySQLDriver
+from aiolock.backends.mysql.driver import MySQLDriver, StatementAnswer
 from aiolock.backends.mysql.errors import DEADLOCK, INTERRUPTED, NOT_NOW, OUTDATED, code, deadly, translate
 from aiolock.backends.mysql.rows_schema import RowStatements, ensure_tables, literal
 from aiolock.backends.mysql.url import Address
@@ -45,7 +45,7 @@ UNDONE = DEADLOCK | NOT_NOW | OUTDATED | INTERRUPTED
 """Errors after which a transaction can be sent again, once it was rolled back."""
 
 
-class _Wanted(NamedTuple):
+class _RowToRead(NamedTuple):
     """A row to read, with or without its value."""
 
     key: str
@@ -195,19 +195,19 @@ class MySQLStore(RowStore):
 
     async def get(self, keys: Sequence[str]) -> list[Row]:
         """Read rows with their values."""
-        return await self._rows([_Wanted(key, whole=True) for key in keys])
+        return await self._rows([_RowToRead(key, whole=True) for key in keys])
 
     async def versions(self, keys: Sequence[str]) -> list[Row]:
         """Read rows without their values."""
-        return await self._rows([_Wanted(key, whole=False) for key in keys])
+        return await self._rows([_RowToRead(key, whole=False) for key in keys])
 
-    async def _rows(self, wanted: list[_Wanted]) -> list[Row]:
+    async def _rows(self, wanted: list[_RowToRead]) -> list[Row]:
         if not wanted:
             return []
         reader = await self._open().reader(self._deadline())
         return await reader.ask(wanted)
 
-    async def _read(self, driver: MySQLDriver, wanted: Sequence[_Wanted]) -> list[Row]:
+    async def _read(self, driver: MySQLDriver, wanted: Sequence[_RowToRead]) -> list[Row]:
         """Read rows by one packet, again if an administrator has ended it."""
         while True:
             try:
@@ -216,7 +216,7 @@ class MySQLStore(RowStore):
                 if code(error) not in INTERRUPTED:
                     raise
 
-    async def _ask(self, driver: MySQLDriver, wanted: Sequence[_Wanted]) -> list[Row]:
+    async def _ask(self, driver: MySQLDriver, wanted: Sequence[_RowToRead]) -> list[Row]:
         if len(wanted) == 1 and not driver.clock_stands:
             [(key, whole)] = wanted
             what = "r.value" if whole else "NULL"
@@ -317,7 +317,7 @@ class MySQLStore(RowStore):
         clock = [self.statements("clock")] if driver.clock_stands else []
         packet = [*before, *statements, *after, *clock]
         ends = self._wake.ends({address for edit in edits for address in edit.notify})
-        answers: list[Answer] = []
+        answers: list[StatementAnswer] = []
         try:
             await driver.run("; ".join([*packet, *ends]), answers)
         except Exception as error:
@@ -342,7 +342,7 @@ class MySQLStore(RowStore):
     async def _end_sleeps(driver: MySQLDriver, ends: Sequence[str]) -> None:
         """End the sleep of others; of one that is gone or does not sleep, that is an error which ends the packet."""
         while ends:
-            answers: list[Answer] = []
+            answers: list[StatementAnswer] = []
             try:
                 await driver.run("; ".join(ends), answers)
             except Exception as error:
@@ -367,7 +367,7 @@ class MySQLStore(RowStore):
 
     # --- other statements
 
-    async def ask(self, packet: str) -> list[Answer]:
+    async def ask(self, packet: str) -> list[StatementAnswer]:
         """Execute a packet on the connection for reads; return its answers. Cancelling it changes nothing."""
         reader = await self._open().reader(self._deadline())
         return await reader.fetch(packet)

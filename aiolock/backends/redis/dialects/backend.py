@@ -39,7 +39,7 @@ from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.errors import BackendError, BackendRefused, InvalidName, UnsafeBackend, UnsupportedKind, shorten
 from aiolock.types import MUTEX, Family, Finding, Holder, LockInfo, Waiting
 
-__all__ = ["DialectBackend", "DialectClaim", "Entered", "key_of_note", "note_of", "scripts"]
+__all__ = ["DialectBackend", "DialectClaim", "EnterAnswer", "key_of_note", "note_of", "scripts"]
 
 log: Log = get_logger("aiolock.claim")
 
@@ -101,7 +101,7 @@ class DialectState(Enum):
     LEAVING = "being given up"
 
 
-class Entered(NamedTuple):
+class EnterAnswer(NamedTuple):
     """The answer of the server to a request."""
 
     granted: bool
@@ -349,7 +349,7 @@ class DialectBackend(Administration, Diagnosis):
         """Return the owner id of a claim."""
 
     @abstractmethod
-    async def enter(self, claim: DialectClaim, *, wait: bool) -> Entered:
+    async def enter(self, claim: DialectClaim, *, wait: bool) -> EnterAnswer:
         """Send one request. After an error it is unknown whether it arrived, as :func:`was_sent` says; so after a cancellation."""
 
     @abstractmethod

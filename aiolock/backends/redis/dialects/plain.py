@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiolock.backends.redis.commands import Arg, Reply
-from aiolock.backends.redis.dialects.backend import SHOWN, DialectBackend, DialectClaim, Entered, scripts
+from aiolock.backends.redis.dialects.backend import SHOWN, DialectBackend, DialectClaim, EnterAnswer, scripts
 from aiolock.backends.redis.server import RedisServer
 from aiolock.core.backend import Request
 from aiolock.types import Holder
@@ -55,19 +55,19 @@ class PlainBackend(DialectBackend):
     def _owner(self, request: Request, number: int) -> str:
         return f"{OWN_PREFIX}{self.process}:{number:x} {request.label}"
 
-    async def enter(self, claim: DialectClaim, *, wait: bool) -> Entered:
+    async def enter(self, claim: DialectClaim, *, wait: bool) -> EnterAnswer:
         """Send one script; a lock that is taken is asked for again within 100 ms."""
         answer = await self.call(
             "enter", claim.key, claim.owner, _ms(claim.request.ttl), int(wait), self.process, *self._terms
         )
         if answer[0] == 1:
             self.note_foreign(claim.key, "", expires=True)
-            return Entered(granted=True, demand=bool(answer[1]), quiet=answer[2] / 1000)
+            return EnterAnswer(granted=True, demand=bool(answer[1]), quiet=answer[2] / 1000)
         _, left, value = answer
         text = value.decode("utf-8", "replace")
         self.note_foreign(claim.key, "" if text.startswith(OWN_PREFIX) else text, expires=left >= 0)
         poll = self.settings.random.uniform(0.5, 1) * POLL
-        return Entered(granted=False, again=min(left / 1000 + 0.002, poll) if left >= 0 else poll)
+        return EnterAnswer(granted=False, again=min(left / 1000 + 0.002, poll) if left >= 0 else poll)
 
     def leave(self, claim: DialectClaim, *, tombstone: bool, keep: float) -> Reply:
         """Send one script."""
